@@ -1,0 +1,1 @@
+//! Processes: flags, sockets, signals, exit codes.

@@ -1,0 +1,76 @@
+//! Limits: every capacity is a number known at start.
+
+use serde::{Deserialize, Serialize};
+
+/// Positions of a KV page.
+pub const PAGE_TOKENS: usize = 16;
+/// Absolute positions of one attention split; partials are merged in split order.
+pub const ATTENTION_SPLIT: usize = 256;
+/// Most rows of one trunk pass, window rows and prefill rows together.
+pub const STEP_ROWS_MAX: usize = 512;
+/// Rows of a trunk pass that prefill gets at least while a prompt waits.
+pub const PREFILL_ROWS_MIN: usize = 64;
+/// Most drafts of one window; a window has one row more.
+pub const WINDOW_MAX: usize = 63;
+/// Default of the largest window.
+pub const WINDOW_MAX_DEFAULT: usize = 32;
+/// Most MTP drafts of one window.
+pub const MTP_TOKENS_MAX: usize = 15;
+/// Default of the MTP chain length.
+pub const MTP_TOKENS_DEFAULT: usize = 3;
+/// Default of the shortest suffix match that proposes.
+pub const SUFFIX_MIN_DEFAULT: usize = 3;
+/// Default (and largest) suffix match that is looked for.
+pub const SUFFIX_MAX_DEFAULT: usize = 64;
+/// Default length of a suffix tail, before the window limit.
+pub const SUFFIX_TOKENS_DEFAULT: usize = 48;
+/// Newest candidates of a seed that a suffix search looks at.
+pub const SUFFIX_CANDIDATES: usize = 16;
+
+const _: () = assert!(WINDOW_MAX < STEP_ROWS_MAX, "a full window fits a step");
+const _: () = assert!(ATTENTION_SPLIT.is_multiple_of(PAGE_TOKENS), "a split is whole pages");
+
+/// Capacities fixed when the world is built.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Limits {
+    /// Requests that run at once: rows of the requests table and of the recurrent state.
+    pub slots: usize,
+    /// Tokens one request may hold, prompt and completion together.
+    pub context: usize,
+    /// Pages of the KV pool.
+    pub pages: usize,
+    /// Most rows of one trunk pass.
+    pub step_rows: usize,
+    /// Most prompt rows of one request in one pass.
+    pub prefill_chunk: usize,
+    /// Most drafts of a window, at most [`WINDOW_MAX`]; also the capacity of the ingredient log.
+    pub window_max: usize,
+    /// Submissions that wait for admission.
+    pub waiting: usize,
+    /// Events that wait for the reader of the engine's event channel.
+    pub events: usize,
+    /// Checkpoints the Executor may hold.
+    pub checkpoints: usize,
+}
+
+impl Limits {
+    /// Pages that hold `tokens` positions.
+    pub fn pages_for(tokens: usize) -> usize {
+        tokens.div_ceil(PAGE_TOKENS)
+    }
+
+    /// The usual limits for `slots` requests of `context` tokens: the pool holds all of them at once.
+    pub fn new(slots: usize, context: usize) -> Self {
+        Self {
+            slots,
+            context,
+            pages: slots * Self::pages_for(context),
+            step_rows: STEP_ROWS_MAX,
+            prefill_chunk: STEP_ROWS_MAX,
+            window_max: WINDOW_MAX_DEFAULT,
+            waiting: 256,
+            events: 4096,
+            checkpoints: 0,
+        }
+    }
+}

@@ -1,0 +1,1 @@
+//! Bytes outside, typed values inside. Knows no request.

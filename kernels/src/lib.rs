@@ -1,0 +1,1 @@
+//! Numbers in buffers. Knows no file, request or model name.

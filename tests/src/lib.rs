@@ -1,0 +1,1 @@
+//! Fixtures, the toy model, GGUF writer presets.
