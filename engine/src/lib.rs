@@ -4,8 +4,16 @@
 pub mod accept;
 pub mod api;
 pub mod clock;
+pub mod cost;
 pub mod ids;
 pub mod limits;
+pub mod metrics;
 pub mod pieces;
+pub mod policy;
+pub mod rules;
 pub mod sample;
 pub mod step;
+pub mod systems;
+pub mod tables;
+pub mod tick;
+pub mod world;
