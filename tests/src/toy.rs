@@ -173,6 +173,9 @@ impl Toy {
                 let s = &mut self.state[state.index()];
                 assert!(kv_len <= s.kv_len, "{state}: truncation to {kv_len} of {}", s.kv_len);
                 assert!(kv_len >= s.folded_len, "{state}: rollback below the log's base");
+                if !self.shape.mtp {
+                    s.mtp_len = kv_len;
+                }
                 assert!(kv_len + 1 >= s.mtp_len, "{state}: rollback below the MTP cache");
                 s.log.truncate((kv_len - s.folded_len) as usize);
                 s.kv_len = kv_len;
