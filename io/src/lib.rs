@@ -1,1 +1,3 @@
 //! Bytes outside, typed values inside. Knows no request.
+
+pub mod text;
