@@ -156,8 +156,9 @@ pub(super) fn unsupported(source: &str, env: &Environment<'_>) -> Vec<String> {
     let mut own = HashSet::new();
     for i in 0..tokens.len() {
         match (at(i), at(i + 1), at(i + 2)) {
-            (Name("macro" | "set"), Name(name), _) => drop(own.insert(name)),
-            (Name(name), Name("is"), Name("defined")) => drop(own.insert(name)),
+            (Name("macro" | "set"), Name(name), _) | (Name(name), Name("is"), Name("defined")) => {
+                own.insert(name);
+            }
             _ => {}
         }
     }
@@ -169,33 +170,17 @@ pub(super) fn unsupported(source: &str, env: &Environment<'_>) -> Vec<String> {
         let Name(name) = *token else { continue };
         let called = at(i + 1) == Mark('(');
         let negated = before(i) == Name("not") && before(i.saturating_sub(1)) == Name("is");
-        match before(i) {
-            Mark('|') => {
-                if no_filter(name) {
-                    missing.insert(format!("filter {name}"));
-                }
-            }
-            Name("is") if name != "not" => {
-                if no_test(name) {
-                    missing.insert(format!("test {name}"));
-                }
-            }
-            Name("not") if negated => {
-                if no_test(name) {
-                    missing.insert(format!("test {name}"));
-                }
-            }
-            Mark('.') if called => {
-                if !METHODS.contains(&name) {
-                    missing.insert(format!("method {name}"));
-                }
-            }
-            Mark('.') | Name("macro") => {}
-            _ if called && !WORDS.contains(&name) && !globals.contains(name) && !own.contains(name) => {
-                missing.insert(format!("function {name}"));
-            }
-            _ => {}
-        }
+        let kind = match before(i) {
+            Mark('|') if no_filter(name) => "filter",
+            Name("is") if name != "not" && no_test(name) => "test",
+            Name("not") if negated && no_test(name) => "test",
+            Mark('.') if called && !METHODS.contains(&name) => "method",
+            Mark('|' | '.') | Name("is" | "macro") => continue,
+            Name("not") if negated => continue,
+            _ if called && !WORDS.contains(&name) && !globals.contains(name) && !own.contains(name) => "function",
+            _ => continue,
+        };
+        missing.insert(format!("{kind} {name}"));
     }
     missing.into_iter().collect()
 }
