@@ -355,6 +355,16 @@ pub enum Error {
         /// Tensor with the lower offset.
         other: String,
     },
+    /// An architecture without a tensor table.
+    #[error("{file}: general.architecture is {found}, supported are {expected}; use a model of one of these")]
+    UnsupportedArchitecture {
+        /// Path of the file.
+        file: String,
+        /// The architecture.
+        found: String,
+        /// Those known.
+        expected: String,
+    },
     /// A tensor asked for by name is not there.
     #[error("{file}: tensor {tensor} is missing; the model is incomplete or of another architecture than it says")]
     MissingTensor {
