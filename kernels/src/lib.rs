@@ -1,1 +1,7 @@
 //! Numbers in buffers. Knows no file, request or model name.
+
+pub mod cpu;
+pub mod ops;
+
+pub use cpu::detect::Isa;
+pub use cpu::pool::{Pass, Pool};
