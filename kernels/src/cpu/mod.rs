@@ -7,5 +7,8 @@ pub(crate) mod avx2;
 pub(crate) mod avx512;
 pub mod detect;
 pub(crate) mod disjoint;
+pub(crate) mod groups;
 pub(crate) mod lanes;
+pub(crate) mod matmul;
+pub(crate) mod pages;
 pub mod pool;
