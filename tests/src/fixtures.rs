@@ -128,12 +128,12 @@ impl Reference {
 
     /// The f32 array `key`.
     pub fn f32(&self, key: &str) -> Array<f32> {
-        self.array(key, Dtype::F32, |bytes| f32::from_le_bytes(bytes))
+        self.array(key, Dtype::F32, f32::from_le_bytes)
     }
 
     /// The i32 array `key`.
     pub fn i32(&self, key: &str) -> Array<i32> {
-        self.array(key, Dtype::I32, |bytes| i32::from_le_bytes(bytes))
+        self.array(key, Dtype::I32, i32::from_le_bytes)
     }
 
     /// The byte array `key`.
@@ -284,6 +284,13 @@ mod tests {
         fs::write(&path, "abc").expect("write");
         let expected = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
         assert_eq!(sha256_hex(&path).expect("read"), expected);
+    }
+
+    #[test]
+    fn the_real_model_is_whole() {
+        if let Some(model) = smollm2_gguf() {
+            assert_eq!(sha256_hex(&model).expect("read"), MODEL_SHA256);
+        }
     }
 
     #[test]
