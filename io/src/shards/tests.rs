@@ -2,7 +2,12 @@ use super::*;
 use crate::gguf::write::Layout;
 use crate::gguf::{TensorType, Value};
 
-/// The fixture folder, or a printed skip.
+/// A file every clone has.
+fn data(path: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/data").join(path)
+}
+
+/// The folder with all recorded models, or a printed skip.
 fn fixtures() -> Option<PathBuf> {
     let dir = std::env::var_os("SLIPSTREAM_FIXTURES").map(PathBuf::from).filter(|d| d.is_dir());
     if dir.is_none() {
@@ -50,29 +55,33 @@ fn fixture_quants_have_the_recorded_block_sizes() {
 
 /// Rewriting a file of another writer gives its bytes again: keys, directory, padding, data.
 #[test]
-fn fixtures_survive_a_round_trip_byte_for_byte() {
-    let Some(dir) = fixtures() else { return };
-    let mut paths =
-        vec![dir.join("llama-tiny-k/llama-tiny-k-Q4_K_M.gguf"), dir.join("llama-tiny/llama-tiny-Q5_1.gguf")];
-    paths.push(dir.join("qwen35-tiny/qwen35-tiny-nomtp-Q8_0-00001-of-00003.gguf"));
-    paths.push(dir.join("qwen35-tiny/qwen35-tiny-nomtp-Q8_0-00003-of-00003.gguf"));
-    for path in paths {
-        let (shard, tensors) = open_file(&path, OpenOptions::default()).unwrap();
-        let mut layout = Layout::new(shard.meta).unwrap();
-        let mut data = Vec::new();
-        for t in &tensors {
-            layout.tensor(&t.name, t.dims(), t.ty).unwrap();
-            data.push(&shard.bytes[t.start as usize..(t.start + t.bytes) as usize]);
+fn files_of_another_writer_survive_a_round_trip_byte_for_byte() {
+    let mut seen = 0;
+    for model in fs::read_dir(data("")).unwrap() {
+        let model = model.unwrap().path();
+        for path in fs::read_dir(&model).into_iter().flatten() {
+            let path = path.unwrap().path();
+            if path.extension().is_none_or(|e| e != "gguf") {
+                continue;
+            }
+            let (shard, tensors) = open_file(&path, OpenOptions::default()).unwrap();
+            let mut layout = Layout::new(shard.meta).unwrap();
+            let mut parts = Vec::new();
+            for t in &tensors {
+                layout.tensor(&t.name, t.dims(), t.ty).unwrap();
+                parts.push(&shard.bytes[t.start as usize..(t.start + t.bytes) as usize]);
+            }
+            let again = layout.to_bytes(&parts).unwrap();
+            assert!(again == *shard.bytes, "{} differs", path.display());
+            seen += 1;
         }
-        let again = layout.to_bytes(&data).unwrap();
-        assert!(again == *shard.bytes, "{} differs", path.display());
     }
+    assert!(seen >= 10, "{seen} GGUF files below tests/data");
 }
 
 #[test]
-fn a_fixture_set_opens_by_any_shard() {
-    let Some(dir) = fixtures() else { return };
-    let name = |i| dir.join(format!("qwen35-tiny/qwen35-tiny-nomtp-Q8_0-0000{i}-of-00003.gguf"));
+fn a_real_set_opens_by_any_shard() {
+    let name = |i| data(&format!("qwen35-tiny/qwen35-tiny-nomtp-Q8_0-0000{i}-of-00003.gguf"));
     let models = [1, 2, 3].map(|i| ModelFile::open(name(i), OpenOptions { mmap: true, strict: true }).unwrap());
     for m in &models {
         assert_eq!(m.shards().len(), 3);
@@ -83,17 +92,15 @@ fn a_fixture_set_opens_by_any_shard() {
 }
 
 #[test]
-fn fixture_heads_are_recognised() {
+fn real_heads_are_recognised() {
     use crate::gguf::LayerCounts;
     use crate::names::{NextnState, QWEN35, is_head_only, nextn_state};
-    let Some(dir) = fixtures() else { return };
-    let open = |name: &str| ModelFile::open(dir.join("qwen35-tiny").join(name), OpenOptions::default()).unwrap();
     for (name, alone, state) in [
-        ("qwen35-tiny-Q8_0.gguf", false, NextnState::Present),
-        ("mtp-qwen35-tiny-Q8_0.gguf", true, NextnState::Present),
-        ("qwen35-tiny-nomtp-Q8_0-00001-of-00003.gguf", false, NextnState::Absent),
+        ("qwen35-tiny/qwen35-tiny-Q8_0.gguf", false, NextnState::Present),
+        ("qwen35-tiny/mtp-qwen35-tiny-Q8_0.gguf", true, NextnState::Present),
+        ("qwen35-tiny/qwen35-tiny-nomtp-Q8_0-00001-of-00003.gguf", false, NextnState::Absent),
     ] {
-        let model = open(name);
+        let model = open(&data(name)).unwrap();
         let layers = LayerCounts::read(model.meta(), "qwen35").unwrap();
         assert_eq!(layers.trunk(), 6, "{name}");
         assert_eq!(is_head_only(model.tensors()), alone, "{name}");
@@ -101,18 +108,21 @@ fn fixture_heads_are_recognised() {
     }
 }
 
-/// Every tensor of the dense fixtures is in its architecture's table.
+/// Every tensor of real files is in the architecture's table, and every required one of a part that is there exists.
 #[test]
-fn fixture_tensors_are_in_the_tables() {
-    let Some(dir) = fixtures() else { return };
+fn the_tables_fit_real_files() {
     for name in
-        ["llama-tiny/llama-tiny-F32.gguf", "llama-tiny-k/llama-tiny-k-Q6_K.gguf", "qwen35-tiny/qwen35-tiny-F32.gguf"]
+        ["llama-tiny/llama-tiny-F32.gguf", "llama-tiny-k/llama-tiny-k-Q4_K_M.gguf", "qwen35-tiny/qwen35-tiny-F32.gguf"]
     {
-        let model = ModelFile::open(dir.join(name), OpenOptions::default()).unwrap();
+        let model = open(&data(name)).unwrap();
         let rows = crate::names::table(model.meta()).unwrap();
-        for t in model.tensors() {
-            let own = crate::names::split_block(&t.name).map_or(t.name.as_str(), |(_, rest)| rest);
-            assert!(rows.iter().any(|r| r.name == own), "{name}: {}", t.name);
+        let own = |t: &TensorInfo| crate::names::split_block(&t.name).map_or(t.name.clone(), |(_, rest)| rest.into());
+        let names: Vec<String> = model.tensors().iter().map(own).collect();
+        for found in &names {
+            assert!(rows.iter().any(|r| r.name == found), "{name}: {found}");
+        }
+        for row in rows.iter().filter(|r| r.required) {
+            assert!(names.iter().any(|n| n == row.name), "{name}: {}", row.name);
         }
     }
 }
