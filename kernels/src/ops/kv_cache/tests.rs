@@ -16,8 +16,8 @@ fn what_is_stored_is_read_back_in_every_layer_and_nothing_else_changes() {
     for kv_type in [KvType::F32, KvType::F16] {
         let mut cache = KvCache::new(kv_type, &LAYERS, 3);
         let mut written = Vec::new();
-        for layer in 0..2 {
-            let width = LAYERS[layer].kv_heads * LAYERS[layer].head_dim;
+        for (layer, geometry) in LAYERS.iter().enumerate() {
+            let width = geometry.kv_heads * geometry.head_dim;
             for position in 0..48 {
                 // Multiples of 1/64 are exact in half precision.
                 let mut row = || (0..width).map(|_| noise.below(128) as f32 / 64.0).collect::<Vec<f32>>();
