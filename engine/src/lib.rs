@@ -1,7 +1,11 @@
 //! The tables and the tick. Opens no socket, sees time only as an argument, holds no unsafe code.
 #![forbid(unsafe_code)]
 
+pub mod accept;
 pub mod api;
+pub mod clock;
 pub mod ids;
 pub mod limits;
+pub mod pieces;
+pub mod sample;
 pub mod step;
