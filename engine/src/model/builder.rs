@@ -1,7 +1,7 @@
 //! What the program builders of all architectures share: asking for tensors, and the stock pieces of a block.
 
 use super::config::{Block, Config};
-use super::program::{BufferId, Buffers, DeltaGeometry, KvGeometry, MatrixId, Op};
+use super::program::{BufferId, Buffers, DeltaGeometry, KvGeometry, MatrixId, Op, VectorId};
 use super::tensors::{Source, Wants};
 
 /// Writes operation lists down while it collects the tensors and buffers they need.
@@ -198,6 +198,16 @@ impl<'a> Builder<'a> {
     /// The LM head: `output`, or the token table when the file has none (tied).
     pub fn head(&mut self, table: MatrixId, rows: usize) -> MatrixId {
         self.wants.optional_matrix(Source::Model, "output.weight", rows, self.config.d_model).unwrap_or(table)
+    }
+
+    /// Divisors of the rotary angles, if the file has them or says that it should (`llama3`).
+    pub fn rope_factors(&mut self) -> Option<VectorId> {
+        let name = "rope_freqs.weight";
+        let pairs = self.config.rope.n_rot / 2;
+        match self.config.rope.needs_factors {
+            true => Some(self.wants.vector(Source::Model, name, pairs)),
+            false => self.wants.optional_vector(Source::Model, name, pairs),
+        }
     }
 
     /// Registers a recurrent layer with its small weights.

@@ -3,10 +3,10 @@
 //! Everything that can contradict itself is compared here, so that the program builders may divide and index freely.
 
 use engine_io::gguf::{Meta, StrArray};
+use engine_kernels::ops::rope::Pairing;
 
 use super::error::ModelError;
 use super::keys::Keys;
-use super::program::RopePairs;
 
 /// Architectures that can be run, by the name in `general.architecture`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -62,7 +62,7 @@ pub struct RopeConfig {
     /// Positions are multiplied by this (1 / factor of linear scaling).
     pub position_scale: f32,
     /// Which dimensions form a pair.
-    pub pairs: RopePairs,
+    pub pairing: Pairing,
     /// The file says `llama3`: a `rope_freqs` tensor is then required.
     pub needs_factors: bool,
 }
@@ -311,11 +311,11 @@ impl Config {
             }
             other => return Err(keys.unsupported("rope.scaling.type", other, "none, linear, llama3")),
         };
-        let pairs = match arch {
-            Arch::Llama => RopePairs::Adjacent,
-            Arch::Qwen35 => RopePairs::Halves,
+        let pairing = match arch {
+            Arch::Llama => Pairing::Adjacent,
+            Arch::Qwen35 => Pairing::Halves,
         };
-        Ok(RopeConfig { n_rot, freq_base, position_scale, pairs, needs_factors: scaling == "llama3" })
+        Ok(RopeConfig { n_rot, freq_base, position_scale, pairing, needs_factors: scaling == "llama3" })
     }
 
     /// The three position streams of text are equal, so sections only have to cover every pair; the fourth stream is

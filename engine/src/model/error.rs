@@ -1,7 +1,5 @@
 //! Why a model file is refused. Each message names the file's key or tensor, what was found, what was expected.
 
-use std::fmt;
-
 use thiserror::Error;
 
 /// A refused model file.
@@ -62,66 +60,37 @@ pub enum ModelError {
         /// Why.
         reason: String,
     },
-    /// Everything that is wrong with the tensors, found in one pass.
-    #[error("{file}: the tensors do not make up the model:{report}")]
-    Tensors {
+    /// Tensors that are multiplied onto the products of others.
+    #[error("{file}: {count} tensors (such as {example}) scale other tensors, which is not computed; use another file")]
+    Scales {
         /// Path of the file.
         file: String,
-        /// Everything that was found.
-        report: Box<TensorReport>,
+        /// How many.
+        count: usize,
+        /// One of them.
+        example: String,
     },
-    /// Missing, mistyped or contradictory metadata, or a file that cannot be read.
-    #[error(transparent)]
-    File(#[from] engine_io::error::Error),
-    /// A matrix that its kernels refuse.
-    #[error("tensor `{name}`: {reason}")]
-    Matrix {
+    /// Values that no correct file holds.
+    #[error("{file}: tensor {tensor} {reason}; convert the model again")]
+    Values {
+        /// Path of the file.
+        file: String,
         /// Its name.
-        name: String,
-        /// The kernel's own words.
+        tensor: String,
+        /// What is wrong with it.
         reason: String,
     },
-}
-
-/// Findings about the tensors of a file.
-#[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct TensorReport {
-    /// Required and absent.
-    pub missing: Vec<String>,
-    /// Present with another shape than the metadata implies: name, found, expected (GGUF order, contiguous first).
-    pub shape: Vec<(String, Vec<u64>, Vec<u64>)>,
-    /// Present in a type that cannot be computed with: name, type, what could be.
-    pub kind: Vec<(String, String, &'static str)>,
-    /// Values that no correct file holds: name and reason.
-    pub values: Vec<(String, String)>,
-    /// Present and not part of the model. Fatal in strict mode only.
-    pub unexpected: Vec<String>,
-}
-
-impl TensorReport {
-    /// Whether the model can be run; unexpected tensors do not stand in the way.
-    pub fn runs(&self) -> bool {
-        self.missing.is_empty() && self.shape.is_empty() && self.kind.is_empty() && self.values.is_empty()
-    }
-}
-
-impl fmt::Display for TensorReport {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for name in &self.missing {
-            write!(f, "\n  missing: {name}")?;
-        }
-        for (name, found, expected) in &self.shape {
-            write!(f, "\n  wrong shape: {name} is {found:?}, expected {expected:?}")?;
-        }
-        for (name, found, expected) in &self.kind {
-            write!(f, "\n  unsupported type: {name} is {found}, supported: {expected}")?;
-        }
-        for (name, reason) in &self.values {
-            write!(f, "\n  bad values: {name} {reason}")?;
-        }
-        for name in &self.unexpected {
-            write!(f, "\n  unexpected: {name}")?;
-        }
-        Ok(())
-    }
+    /// Missing, mistyped or contradictory metadata, tensors that do not fit, or a file that cannot be read.
+    #[error(transparent)]
+    File(#[from] engine_io::Error),
+    /// A matrix that the kernels refuse.
+    #[error("{file}: tensor {tensor}: {reason}")]
+    Matrix {
+        /// Path of the file.
+        file: String,
+        /// Its name.
+        tensor: String,
+        /// The kernels' own words.
+        reason: engine_kernels::ShapeError,
+    },
 }

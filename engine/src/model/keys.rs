@@ -80,7 +80,7 @@ impl<'a> Keys<'a> {
 
     /// The error of an absent key.
     pub fn missing(&self, key: &str) -> ModelError {
-        engine_io::error::Error::MissingKey { file: self.meta.file().into(), key: self.full(key) }.into()
+        engine_io::Error::MissingKey { file: self.meta.file().into(), key: self.full(key) }.into()
     }
 
     /// The error of a value that its use or another key does not allow.

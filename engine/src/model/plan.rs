@@ -15,7 +15,7 @@ pub struct FileView<'a> {
     /// Its hyperparameters.
     pub config: &'a Config,
     /// Its tensors.
-    pub tensors: &'a Inventory,
+    pub tensors: &'a Inventory<'a>,
 }
 
 /// Where the MTP block comes from, or why there is none.
@@ -52,11 +52,12 @@ impl Plan {
     /// Plans `model`, with the MTP block of `draft` if given, else its own if it has one.
     ///
     /// # Errors
-    /// Everything that is wrong with the model's tensors in one [`ModelError::Tensors`]; tensors that nothing reads
+    /// Everything that is wrong with the model's tensors in one [`engine_io::Error::Preflight`]; tensors that nothing reads
     /// are part of it in `strict` mode only. A draft file that does not fit is an error, an own block that is
     /// incomplete is not: the trunk can be run without.
     pub fn new(model: FileView<'_>, draft: Option<FileView<'_>>, strict: bool) -> Result<Self, ModelError> {
         refuse_sidecar(model)?;
+        refuse_scales(model)?;
         if let Some(draft) = draft {
             check_sidecar(model, draft)?;
         }
@@ -66,15 +67,14 @@ impl Plan {
             Arch::Qwen35 => qwen35::trunk(&mut b),
         };
         let (table, vocab_rows) = b.embedding();
+        let rope_factors = b.rope_factors();
         let (mtp, status) = match draft {
             Some(draft) => {
                 let (_, before) = b.wants.mark();
                 let block = &draft.config.blocks[draft.config.trunk];
                 let mtp = mtp_block::build(&mut b, Source::Draft, draft.config.trunk, block, table, head);
                 let report = std::mem::replace(&mut b.wants.report, before);
-                if !report.runs() {
-                    return Err(ModelError::Tensors { file: draft.path.to_owned(), report: Box::new(report) });
-                }
+                report.into_result(draft.path, false)?;
                 (Some(mtp), MtpStatus::Sidecar)
             }
             None => own_block(&mut b, model, table, head),
@@ -84,9 +84,7 @@ impl Plan {
 
         let Builder { wants, buffers, kv, delta, config } = b;
         let Wants { matrices, vectors, report, .. } = wants;
-        if !report.runs() || (strict && !report.unexpected.is_empty()) {
-            return Err(ModelError::Tensors { file: model.path.to_owned(), report: Box::new(report) });
-        }
+        let unexpected = report.into_result(model.path, strict)?;
         let program = Program {
             buffers: buffers.finish(),
             trunk,
@@ -95,11 +93,12 @@ impl Plan {
             mtp,
             kv,
             delta,
-            rope_pairs: config.rope.pairs,
+            rope: config.rope,
+            rope_factors,
             norm_eps: config.norm_eps,
         };
         let vocab = config.tokens.map_or(vocab_rows, |t| t.len.min(vocab_rows));
-        Ok(Self { program, matrices, vectors, vocab_rows, vocab, mtp: status, unexpected: report.unexpected })
+        Ok(Self { program, matrices, vectors, vocab_rows, vocab, mtp: status, unexpected })
     }
 }
 
@@ -113,7 +112,7 @@ fn own_block(
     let FileView { path, config, tensors } = model;
     let remedies = "use a file converted with its MTP block, or give an MTP sidecar as the draft model";
     let unavailable = |reason: String| (None, MtpStatus::Unavailable(reason));
-    let has_nextn = |i: usize| tensors.keys().any(|n| n.starts_with(&format!("blk.{i}.nextn.")));
+    let has_nextn = |i: usize| tensors.names().any(|n| n.starts_with(&format!("blk.{i}.nextn.")));
     match (config.arch, config.nextn) {
         (Arch::Llama, _) => {
             return unavailable(format!("{path}: architecture {} has no MTP block", config.arch.name()));
@@ -136,21 +135,29 @@ fn own_block(
     let (mark, before) = b.wants.mark();
     let mtp = mtp_block::build(b, Source::Model, config.trunk, &config.blocks[config.trunk], table, head);
     let report = std::mem::replace(&mut b.wants.report, before);
-    if report.runs() {
+    if report.is_usable(false) {
         return (Some(mtp), MtpStatus::Own);
     }
     b.wants.rewind(&mark);
     b.kv.truncate(layers);
     let what = match has_nextn(config.trunk) {
         false => format!("qwen35.nextn_predict_layers = 1, but there are no blk.{}.nextn.* tensors", config.trunk),
-        true => format!("its MTP block blk.{} is not complete:{report}", config.trunk),
+        true => format!("its MTP block blk.{} does not fit:\n{report}\n", config.trunk),
     };
     unavailable(format!("{path}: {what}; {remedies}"))
 }
 
+/// A scale multiplies the product of the weight it belongs to: ignoring it would compute something else.
+fn refuse_scales(model: FileView<'_>) -> Result<(), ModelError> {
+    let scale = |n: &&str| n.starts_with("blk.") && (n.ends_with(".scale") || n.ends_with(".input_scale"));
+    let Some(example) = model.tensors.names().find(scale) else { return Ok(()) };
+    let count = model.tensors.names().filter(scale).count();
+    Err(ModelError::Scales { file: model.path.to_owned(), count, example: example.to_owned() })
+}
+
 fn is_sidecar(file: FileView<'_>) -> bool {
     let nextn = format!("blk.{}.nextn.eh_proj.weight", file.config.trunk);
-    file.config.nextn > 0 && !file.tensors.contains_key("blk.0.attn_norm.weight") && file.tensors.contains_key(&nextn)
+    file.config.nextn > 0 && !file.tensors.has("blk.0.attn_norm.weight") && file.tensors.has(&nextn)
 }
 
 fn refuse_sidecar(model: FileView<'_>) -> Result<(), ModelError> {

@@ -10,6 +10,8 @@
 //! Every operation treats every row alike, or goes through the batch's segments (attention, recurrence); none knows
 //! how many rows share the pass, which is what keeps results independent of batching.
 
+use super::config::RopeConfig;
+
 /// A matrix of [`super::load::Weights`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct MatrixId(pub u32);
@@ -41,15 +43,6 @@ impl BufferId {
     pub fn index(self) -> usize {
         self.0 as usize
     }
-}
-
-/// How rotary pairs are laid out in a head.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum RopePairs {
-    /// Dimension 2c with 2c + 1 (`llama`).
-    Adjacent,
-    /// Dimension c with c + n_rot / 2 (NEOX; the `qwen35` family).
-    Halves,
 }
 
 /// One operation. Widths are those of the buffers; `rows` is the batch's.
@@ -250,8 +243,10 @@ pub struct Program {
     pub kv: Vec<KvGeometry>,
     /// Recurrent layers.
     pub delta: Vec<DeltaGeometry>,
-    /// Pairing of rotary dimensions.
-    pub rope_pairs: RopePairs,
+    /// Rotary embedding of every attention layer.
+    pub rope: RopeConfig,
+    /// `[n_rot / 2]`: divisors of the angles.
+    pub rope_factors: Option<VectorId>,
     /// Added to mean squares, and to the delta net's squared norms.
     pub norm_eps: f32,
 }

@@ -1,11 +1,12 @@
 //! Which tensors a program needs, compared with what the files hold, before a byte of data is touched.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
-use engine_io::gguf::TensorType;
+use engine_io::TensorType;
+use engine_io::gguf::TensorInfo;
+use engine_io::names::{Preflight, Unsupported, WrongShape};
 use engine_kernels::Quant;
 
-use super::error::TensorReport;
 use super::program::{MatrixId, VectorId};
 
 /// Which file a tensor comes from.
@@ -17,17 +18,33 @@ pub enum Source {
     Draft,
 }
 
-/// A tensor of a file, as far as planning needs it.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Entry {
-    /// Dimensions, contiguous first.
-    pub dims: Vec<u64>,
-    /// Storage type.
-    pub kind: TensorType,
+/// The tensors of one file, all shards together, by name.
+pub struct Inventory<'a> {
+    list: &'a [TensorInfo],
+    by_name: HashMap<&'a str, &'a TensorInfo>,
 }
 
-/// The tensors of one file (all shards) by name.
-pub type Inventory = HashMap<String, Entry>;
+impl<'a> Inventory<'a> {
+    /// Of a tensor directory.
+    pub fn new(list: &'a [TensorInfo]) -> Self {
+        Self { list, by_name: list.iter().map(|t| (t.name.as_str(), t)).collect() }
+    }
+
+    /// A tensor by name.
+    pub fn get(&self, name: &str) -> Option<&'a TensorInfo> {
+        self.by_name.get(name).copied()
+    }
+
+    /// Whether a tensor of that name is there.
+    pub fn has(&self, name: &str) -> bool {
+        self.by_name.contains_key(name)
+    }
+
+    /// All names, in file order.
+    pub fn names(&self) -> impl Iterator<Item = &'a str> {
+        self.list.iter().map(|t| t.name.as_str())
+    }
+}
 
 /// A matrix that the program multiplies with or looks rows up in.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -44,7 +61,7 @@ pub struct WantedMatrix {
     pub quant: Quant,
 }
 
-/// A small F32 tensor that is copied.
+/// A small tensor that is copied, as floats.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct WantedVector {
     /// Its file.
@@ -53,20 +70,22 @@ pub struct WantedVector {
     pub name: String,
     /// Elements.
     pub len: usize,
+    /// Storage in the file.
+    pub quant: Quant,
     /// Every value must be finite and below 0.
     pub negative: bool,
 }
 
 /// Collects what is asked for, once per tensor, and what is wrong with it.
 pub struct Wants<'a> {
-    model: &'a Inventory,
-    draft: Option<&'a Inventory>,
+    model: &'a Inventory<'a>,
+    draft: Option<&'a Inventory<'a>>,
     /// Matrices in order of [`MatrixId`].
     pub matrices: Vec<WantedMatrix>,
     /// Vectors in order of [`VectorId`].
     pub vectors: Vec<WantedVector>,
     /// What is wrong so far.
-    pub report: TensorReport,
+    pub report: Preflight,
 }
 
 /// A point of a [`Wants`] to go back to.
@@ -75,15 +94,13 @@ pub struct Mark {
     vectors: usize,
 }
 
-const COMPUTED: &str = "F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K to Q6_K, IQ4_NL, IQ4_XS";
-
 impl<'a> Wants<'a> {
     /// Nothing asked for yet.
-    pub fn new(model: &'a Inventory, draft: Option<&'a Inventory>) -> Self {
+    pub fn new(model: &'a Inventory<'a>, draft: Option<&'a Inventory>) -> Self {
         Self { model, draft, matrices: Vec::new(), vectors: Vec::new(), report: TensorReport::default() }
     }
 
-    fn entry(&self, from: Source, name: &str) -> Option<&'a Entry> {
+    fn entry(&self, from: Source, name: &str) -> Option<&'a TensorInfo> {
         match from {
             Source::Model => self.model.get(name),
             Source::Draft => self.draft?.get(name),
@@ -97,8 +114,7 @@ impl<'a> Wants<'a> {
 
     /// Rows of a two-dimensional tensor.
     pub fn rows_of(&self, from: Source, name: &str) -> Option<usize> {
-        let rows = *self.entry(from, name)?.dims.get(1)?;
-        usize::try_from(rows).ok()
+        usize::try_from(self.entry(from, name)?.dim(1)).ok()
     }
 
     /// A matrix that must be there: `[k, n]` in the file's order.
@@ -106,19 +122,7 @@ impl<'a> Wants<'a> {
         if let Some(i) = self.matrices.iter().position(|m| m.from == from && m.name == name) {
             return MatrixId(i as u32);
         }
-        let quant = match self.entry(from, name) {
-            None => {
-                self.miss(name);
-                Quant::F32
-            }
-            Some(entry) => {
-                self.check_shape(name, entry, &[k as u64, n as u64]);
-                quant_of(entry.kind).unwrap_or_else(|| {
-                    self.report.kind.push((name.to_owned(), entry.kind.name().to_owned(), COMPUTED));
-                    Quant::F32
-                })
-            }
-        };
+        let quant = self.check(from, name, &[k as u64, n as u64]);
         self.matrices.push(WantedMatrix { from, name: name.to_owned(), n, k, quant });
         MatrixId((self.matrices.len() - 1) as u32)
     }
@@ -152,32 +156,34 @@ impl<'a> Wants<'a> {
         if let Some(i) = self.vectors.iter().position(|v| v.from == from && v.name == name) {
             return VectorId(i as u32);
         }
-        match self.entry(from, name) {
-            None => self.miss(name),
-            Some(entry) => {
-                self.check_shape(name, entry, dims);
-                if entry.kind != TensorType::F32 {
-                    self.report.kind.push((name.to_owned(), entry.kind.name().to_owned(), "F32"));
-                }
-            }
-        }
+        let quant = self.check(from, name, dims);
         let len = dims.iter().product::<u64>() as usize;
-        self.vectors.push(WantedVector { from, name: name.to_owned(), len, negative: false });
+        self.vectors.push(WantedVector { from, name: name.to_owned(), len, quant, negative: false });
         VectorId((self.vectors.len() - 1) as u32)
     }
 
-    fn miss(&mut self, name: &str) {
-        self.report.missing.push(name.to_owned());
-    }
-
-    fn check_shape(&mut self, name: &str, entry: &Entry, expected: &[u64]) {
-        if entry.dims != expected {
-            self.report.shape.push((name.to_owned(), entry.dims.clone(), expected.to_vec()));
+    /// Compares a wish with the directory; what is wrong goes to the report, and the type then does not matter.
+    fn check(&mut self, from: Source, name: &str, dims: &[u64]) -> Quant {
+        let Some(t) = self.entry(from, name) else {
+            self.report.missing.push(name.to_owned());
+            return Quant::F32;
+        };
+        if !t.has_dims(dims) {
+            let wrong = WrongShape { name: name.to_owned(), found: t.dims().to_vec(), expected: dims.to_vec() };
+            self.report.wrong_shape.push(wrong);
         }
+        if let Some(quant) = quant_of(t.ty) {
+            return quant;
+        }
+        match self.report.unsupported.iter_mut().find(|u| u.ty == t.ty) {
+            Some(known) => known.count += 1,
+            None => self.report.unsupported.push(Unsupported { ty: t.ty, count: 1, example: name.to_owned() }),
+        }
+        Quant::F32
     }
 
     /// Where the lists stand now; the report is handed out empty and must be given back or dropped.
-    pub fn mark(&mut self) -> (Mark, TensorReport) {
+    pub fn mark(&mut self) -> (Mark, Preflight) {
         let mark = Mark { matrices: self.matrices.len(), vectors: self.vectors.len() };
         (mark, std::mem::take(&mut self.report))
     }
@@ -190,18 +196,11 @@ impl<'a> Wants<'a> {
 
     /// Lists the tensors of the model that nobody asked for, but those that `known` says belong to it.
     pub fn note_unexpected(&mut self, known: impl Fn(&str) -> bool) {
-        let asked = |name: &str| {
-            self.matrices.iter().any(|m| m.from == Source::Model && m.name == name)
-                || self.vectors.iter().any(|v| v.from == Source::Model && v.name == name)
-        };
-        let mut rest: Vec<String> = self.model.keys().filter(|n| !asked(n) && !known(n)).cloned().collect();
-        rest.sort_unstable();
-        // A scale multiplies the product of the weight it belongs to: ignoring it would compute something else.
-        let (scales, rest) = rest.into_iter().partition(|n| n.ends_with(".scale") || n.ends_with(".input_scale"));
-        let scales: Vec<String> = scales;
-        let scaled = |n: String| (n, "a scale of another tensor".to_owned(), "unscaled tensors");
-        self.report.kind.extend(scales.into_iter().map(scaled));
-        self.report.unexpected.extend::<Vec<String>>(rest);
+        let matrices = self.matrices.iter().filter(|m| m.from == Source::Model).map(|m| m.name.as_str());
+        let vectors = self.vectors.iter().filter(|v| v.from == Source::Model).map(|v| v.name.as_str());
+        let asked: HashSet<&str> = matrices.chain(vectors).collect();
+        let rest = self.model.names().filter(|n| !asked.contains(n) && !known(n)).map(str::to_owned);
+        self.report.unexpected.extend(rest);
     }
 }
 
