@@ -1,0 +1,27 @@
+//! Metadata key names, verbatim.
+
+/// The architecture string; the prefix of its hyperparameter keys.
+pub const ARCHITECTURE: &str = "general.architecture";
+/// Alignment of the data section and of every tensor in it; 32 when absent.
+pub const ALIGNMENT: &str = "general.alignment";
+/// Name of the model, for people.
+pub const NAME: &str = "general.name";
+/// Index of this shard, from 0.
+pub const SPLIT_NO: &str = "split.no";
+/// Number of shards.
+pub const SPLIT_COUNT: &str = "split.count";
+/// Number of tensors of all shards together.
+pub const SPLIT_TENSORS_COUNT: &str = "split.tensors.count";
+
+/// Hyperparameter suffixes, to be joined with the architecture by [`arch`].
+pub mod suffix {
+    /// All blocks, trunk and NextN.
+    pub const BLOCK_COUNT: &str = "block_count";
+    /// NextN (MTP) blocks at the end.
+    pub const NEXTN_PREDICT_LAYERS: &str = "nextn_predict_layers";
+}
+
+/// `arch.suffix`.
+pub fn arch(architecture: &str, suffix: &str) -> String {
+    format!("{architecture}.{suffix}")
+}
