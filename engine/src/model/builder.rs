@@ -181,7 +181,7 @@ impl<'a> Builder<'a> {
         ops.push(Op::MatMul { src: normed, outputs: vec![(gate_weight, gate), (up_weight, up)] });
         self.bias(ops, from, &name("ffn_gate.bias"), gate, block.ffn);
         self.bias(ops, from, &name("ffn_up.bias"), up, block.ffn);
-        ops.push(Op::SiluMul { gate, up, dst: gate });
+        ops.push(Op::SiluMul { gate, up });
         let down = self.wants.matrix(from, &name("ffn_down.weight"), d, block.ffn);
         ops.push(Op::MatMul { src: gate, outputs: vec![(down, out)] });
         self.bias(ops, from, &name("ffn_down.bias"), out, d);

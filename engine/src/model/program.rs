@@ -10,6 +10,9 @@
 //! Every operation treats every row alike, or goes through the batch's segments (attention, recurrence); none knows
 //! how many rows share the pass, which is what keeps results independent of batching.
 
+use engine_kernels::ops::delta_state::DeltaDims;
+use engine_kernels::ops::kv_cache::KvGeometry;
+
 use super::config::RopeConfig;
 
 /// A matrix of [`super::load::Weights`].
@@ -154,14 +157,12 @@ pub enum Op {
         /// `[rows][n]`.
         gate: BufferId,
     },
-    /// dst = silu(gate) * up.
+    /// gate = silu(gate) * up.
     SiluMul {
         /// `[rows][n]`.
         gate: BufferId,
         /// `[rows][n]`.
         up: BufferId,
-        /// `[rows][n]`.
-        dst: BufferId,
     },
     /// dst += src.
     Add {
@@ -181,33 +182,18 @@ pub struct Buffer {
     pub width: usize,
 }
 
-/// Cache geometry of one attention layer.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct KvGeometry {
-    /// Key/value heads.
-    pub kv_heads: usize,
-    /// Width of a head.
-    pub head_dim: usize,
-}
-
 /// Geometry and small weights of one gated delta net layer.
 #[derive(Clone, PartialEq, Debug)]
 pub struct DeltaGeometry {
-    /// Key heads; value head p reads key head `p % key_heads`.
-    pub key_heads: usize,
-    /// Value heads.
-    pub value_heads: usize,
-    /// Width of a key or value head.
-    pub head_dim: usize,
-    /// Taps of the convolution.
-    pub conv_taps: usize,
+    /// Heads, widths, taps.
+    pub dims: DeltaDims,
     /// `[channels][taps]`, oldest tap first.
     pub conv: VectorId,
     /// `[value_heads]`, `-exp(A_log)`.
     pub a: VectorId,
     /// `[value_heads]`.
     pub dt_bias: VectorId,
-    /// `[head_dim]`.
+    /// `[value_dim]`.
     pub norm: VectorId,
 }
 
