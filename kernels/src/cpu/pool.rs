@@ -351,3 +351,6 @@ impl Shared {
         self.wake.notify_all();
     }
 }
+
+#[cfg(test)]
+mod tests;
