@@ -4,8 +4,10 @@
 pub mod accept;
 pub mod api;
 pub mod clock;
+pub mod exec;
 pub mod ids;
 pub mod limits;
+pub mod model;
 pub mod pieces;
 pub mod sample;
 pub mod step;

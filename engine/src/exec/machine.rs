@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use engine_kernels::ops::attention::{AttentionScratch, Segment, attention};
-use engine_kernels::ops::delta_net::{DeltaSeg, DeltaWeights, delta_net};
-use engine_kernels::ops::delta_state::{DeltaDims, DeltaLayer};
+use engine_kernels::ops::delta_net::{self, DeltaInputs, DeltaScratch, DeltaSegment, DeltaWeights, delta_net};
+use engine_kernels::ops::delta_state::DeltaLayer;
 use engine_kernels::ops::elementwise::{add, sigmoid_mul, silu_mul, split_halves};
-use engine_kernels::ops::kv_cache::{KvCache, KvGeometry};
+use engine_kernels::ops::kv_cache::KvCache;
 use engine_kernels::ops::norm::{rms_norm, rms_norm_in_place};
 use engine_kernels::ops::rope::{Rope, RopeTable};
 use engine_kernels::{Activation, Input, InputScratch, Isa, Matrix, Pool, matmul};
@@ -28,7 +28,7 @@ pub struct Batch<'a> {
     /// Rows of one sequence each, in row order.
     pub segments: &'a [Segment<'a>],
     /// The same segments with their recurrent states; empty where no operation needs them.
-    pub delta: &'a [DeltaSeg],
+    pub delta: &'a [DeltaSegment],
 }
 
 /// Everything a pass reads and writes but the weights.
@@ -51,6 +51,9 @@ pub struct Machine {
     pub kv: KvCache,
     /// Recurrent layers.
     pub delta: Vec<DeltaLayer>,
+    /// Their small weights, as the kernel wants them.
+    delta_weights: Vec<DeltaWeights>,
+    delta_scratch: DeltaScratch,
 }
 
 impl Machine {
@@ -60,9 +63,14 @@ impl Machine {
         let width: Vec<usize> = program.buffers.iter().map(|b| b.width).collect();
         let rows = LOGIT_ROWS.min(limits.step_rows);
         let head_rows = model.weights.matrix(program.head).n();
-        let geometry: Vec<KvGeometry> = program.kv.clone();
         let delta = program.delta.iter().map(|g| DeltaLayer::new(g.dims, limits.slots, limits.window_max)).collect();
-        let freq_factors = program.rope_factors.map_or_else(Vec::new, |id| model.weights.vector(id).to_vec());
+        let vector = |id| model.weights.vector(id);
+        let delta_weights = program
+            .delta
+            .iter()
+            .map(|g| DeltaWeights::new(&g.dims, vector(g.conv), vector(g.a), vector(g.dt_bias), vector(g.norm)))
+            .collect();
+        let freq_factors = program.rope_factors.map_or_else(Vec::new, |id| vector(id).to_vec());
         let rope = program.rope;
         Self {
             pool,
@@ -82,8 +90,17 @@ impl Machine {
             attention: AttentionScratch::default(),
             head_in: Vec::with_capacity(rows * model.config.d_model),
             logits: vec![0.0; rows * head_rows],
-            kv: KvCache::new(options.kv_type, &geometry, limits.pages),
+            kv: KvCache::new(options.kv_type, &program.kv, limits.pages),
             delta,
+            delta_weights,
+            delta_scratch: DeltaScratch::default(),
+        }
+    }
+
+    /// Folds the first `log_len` logged rows of a slot into every recurrent state, and forgets the others.
+    pub fn fold(&mut self, slot: usize, log_len: usize) {
+        for (weights, layer) in self.delta_weights.iter().zip(&mut self.delta) {
+            delta_net::fold(&self.pool, self.isa, weights, layer, &[(slot, log_len)]);
         }
     }
 
@@ -188,28 +205,13 @@ impl Machine {
                 });
             }
             Op::DeltaNet { layer, qkv, gate, alpha, beta, dst } => {
-                let geometry = &model.program.delta[layer];
-                let small = DeltaWeights {
-                    conv: weights.vector(geometry.conv),
-                    a: weights.vector(geometry.a),
-                    dt_bias: weights.vector(geometry.dt_bias),
-                    norm: weights.vector(geometry.norm),
-                };
                 self.with(dst, rows, |m, dst| {
-                    let Self { delta, buffers, width, .. } = m;
+                    let Self { delta, delta_weights, delta_scratch, buffers, width, .. } = m;
                     let rows_of = |b: BufferId| &buffers[b.index()][..rows * width[b.index()]];
-                    delta_net(
-                        &pool,
-                        isa,
-                        &small,
-                        &mut delta[layer],
-                        batch.delta,
-                        rows_of(qkv),
-                        rows_of(gate),
-                        rows_of(alpha),
-                        rows_of(beta),
-                        dst,
-                    );
+                    let inputs =
+                        DeltaInputs { qkv: rows_of(qkv), z: rows_of(gate), alpha: rows_of(alpha), beta: rows_of(beta) };
+                    let (weights, state) = (&delta_weights[layer], &mut delta[layer]);
+                    delta_net(&pool, isa, weights, state, batch.delta, inputs, delta_scratch, dst);
                 });
             }
             Op::SigmoidMul { dst, gate } => {

@@ -59,12 +59,7 @@ impl CpuExecutor {
     }
 
     fn fold(&mut self, state: StateSlot) {
-        let log_len = self.cursors.get(state).log_len() as usize;
-        if log_len > 0 {
-            for layer in &mut self.machine.delta {
-                layer.fold(state.index(), log_len);
-            }
-        }
+        self.machine.fold(state.index(), self.cursors.get(state).log_len() as usize);
         self.cursors.folded(state);
     }
 
@@ -89,7 +84,9 @@ impl CpuExecutor {
         cursors.restore(state, saved.kv_len, &saved.hidden);
         let mut rest = saved.state.as_slice();
         for layer in &mut machine.delta {
-            rest = layer.restore(state.index(), rest);
+            let (own, others) = rest.split_at(layer.dims().saved_len());
+            layer.restore(state.index(), own);
+            rest = others;
         }
         assert!(rest.is_empty(), "{checkpoint} has the layers of this model");
     }

@@ -1,7 +1,10 @@
 //! What the program builders of all architectures share: asking for tensors, and the stock pieces of a block.
 
+use engine_kernels::ops::delta_state::{DeltaDims, HeadMap};
+use engine_kernels::ops::kv_cache::KvGeometry;
+
 use super::config::{Block, Config};
-use super::program::{BufferId, Buffers, DeltaGeometry, KvGeometry, MatrixId, Op, VectorId};
+use super::program::{BufferId, Buffers, DeltaGeometry, MatrixId, Op, VectorId};
 use super::tensors::{Source, Wants};
 
 /// Writes operation lists down while it collects the tensors and buffers they need.
@@ -220,10 +223,15 @@ impl<'a> Builder<'a> {
         let a = self.wants.vector(Source::Model, &name("ssm_a"), delta.value_heads);
         self.wants.expect_negative(a);
         let geometry = DeltaGeometry {
-            key_heads: delta.key_heads,
-            value_heads: delta.value_heads,
-            head_dim: delta.head_dim,
-            conv_taps: delta.conv_taps,
+            dims: DeltaDims {
+                key_heads: delta.key_heads,
+                value_heads: delta.value_heads,
+                key_dim: delta.head_dim,
+                value_dim: delta.head_dim,
+                conv_taps: delta.conv_taps,
+                eps: self.config.norm_eps,
+                head_map: HeadMap::Tiled,
+            },
             conv: self.wants.taps(Source::Model, &name("ssm_conv1d.weight"), delta.conv_taps, delta.channels()),
             a,
             dt_bias: self.wants.vector(Source::Model, &name("ssm_dt.bias"), delta.value_heads),

@@ -97,7 +97,7 @@ pub struct Mark {
 impl<'a> Wants<'a> {
     /// Nothing asked for yet.
     pub fn new(model: &'a Inventory<'a>, draft: Option<&'a Inventory>) -> Self {
-        Self { model, draft, matrices: Vec::new(), vectors: Vec::new(), report: TensorReport::default() }
+        Self { model, draft, matrices: Vec::new(), vectors: Vec::new(), report: Preflight::default() }
     }
 
     fn entry(&self, from: Source, name: &str) -> Option<&'a TensorInfo> {
