@@ -193,3 +193,6 @@ fn scale(x: f32, rounded: f32) -> f32 {
     let power = |n: i32| f32::from_bits((n.wrapping_add(127) as u32) << 23);
     x * power(half) * power(n.wrapping_sub(half))
 }
+
+#[cfg(test)]
+mod tests;

@@ -181,9 +181,10 @@ impl Pool {
         assert!(width > 0 && dst.len().is_multiple_of(width), "{} elements are no rows of {width}", dst.len());
         let rows = dst.len() / width;
         let disjoint = Disjoint::new(dst);
-        // SAFETY: the pieces of a job do not overlap.
         self.start(rows, grain, &|_, piece| {
-            work(piece.start, unsafe { disjoint.range(piece.start * width..piece.end * width) })
+            // SAFETY: the pieces of a job do not overlap.
+            let rows = unsafe { disjoint.range(piece.start * width..piece.end * width) };
+            work(piece.start, rows);
         });
     }
 

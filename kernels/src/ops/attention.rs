@@ -469,9 +469,9 @@ impl<E: Element> Tile<'_, E> {
             }
         }
         let scale = s.splat(self.call.scale);
-        for p in 0..P {
+        for (p, sums) in sums.iter().enumerate() {
             for i in 0..Q {
-                sums[p][i].mul(scale).store(&mut scores[i].as_chunks_mut::<LANES>().0[page + p]);
+                sums[i].mul(scale).store(&mut scores[i].as_chunks_mut::<LANES>().0[page + p]);
             }
         }
     }
@@ -535,11 +535,11 @@ impl<E: Element> Tile<'_, E> {
         let head_dim = self.call.head_dim;
         for i in 0..Q {
             let mut sum = s.splat(0.0);
-            for t in 0..merge.seen[i] {
+            for (t, &weight) in weights[i][..merge.seen[i]].iter().enumerate() {
                 let row = &self.page(t / PAGE_TOKENS).1[t % PAGE_TOKENS * head_dim..][channel..head_dim];
                 let mut v = [E::default(); LANES];
                 v[..row.len()].copy_from_slice(row);
-                sum = s.splat(weights[i][t]).mul_add(E::load(s, &v), sum);
+                sum = s.splat(weight).mul_add(E::load(s, &v), sum);
             }
             if merge.seen[i] > 0 {
                 let out = &mut out[i][channel..];

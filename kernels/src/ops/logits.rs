@@ -1,6 +1,8 @@
 //! What is read off a row of logits. NaN never wins, ties go to the lowest id, a row without a finite maximum is
 //! reported as `None`.
 
+use std::cmp::Ordering;
+
 use crate::cpu::detect::Isa;
 use crate::cpu::lanes::{Kernel, LANES, Simd, Vector, dispatch};
 
@@ -47,13 +49,11 @@ pub fn top_k(row: &[f32], k: usize, out: &mut Vec<(u32, f32)>) {
     }
     // `out` is sorted and short; most logits fail the one comparison with its last entry.
     for (id, &x) in row.iter().enumerate() {
-        let full = out.len() == k;
-        if full && !(x > out[k - 1].1) || !(x > f32::NEG_INFINITY) {
+        let bar = if out.len() == k { out[k - 1].1 } else { f32::NEG_INFINITY };
+        if x.partial_cmp(&bar) != Some(Ordering::Greater) {
             continue;
         }
-        if full {
-            out.pop();
-        }
+        out.truncate(k - 1);
         let at = out.partition_point(|&(_, y)| y >= x);
         out.insert(at, (id as u32, x));
     }
