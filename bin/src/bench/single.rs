@@ -43,14 +43,14 @@ impl<E: Executor> Single<E> {
         Self { executor, pages, slot, kv_len: 0, mtp_len: 0, ops, result: StepResult::default() }
     }
 
+    /// Goes on with a sequence of `kv_len` positions whose MTP cache is complete, in `slot` over `pages`.
+    pub fn resume(executor: E, slot: StateSlot, pages: Vec<PageId>, kv_len: u32) -> Self {
+        Self { kv_len, mtp_len: kv_len, ops: Vec::new(), ..Self::in_slot(executor, slot, pages) }
+    }
+
     /// The executor.
     pub fn executor(&self) -> &E {
         &self.executor
-    }
-
-    /// The executor, for steps of one's own that leave this sequence alone.
-    pub fn executor_mut(&mut self) -> &mut E {
-        &mut self.executor
     }
 
     /// Gives the executor back.
@@ -131,11 +131,16 @@ impl<E: Executor> Single<E> {
 
     /// Catches the MTP cache up with `tokens`, which continue at its end, and drafts `depth` tokens from the last.
     pub fn mtp(&mut self, tokens: &[u32], depth: u32, probe: bool) -> &StepResult {
+        self.mtp_with(tokens, depth, 0.0, probe)
+    }
+
+    /// As [`Self::mtp`]; a chain ends before a draft that is less likely than `p_min`.
+    pub fn mtp_with(&mut self, tokens: &[u32], depth: u32, p_min: f32, probe: bool) -> &StepResult {
         let mtp = MtpWork {
             state: vec![self.slot],
             position: vec![self.mtp_len],
             depth: vec![depth],
-            p_min: vec![0.0],
+            p_min: vec![p_min],
             token_start: vec![0, tokens.len() as u32],
             token: tokens.iter().map(|&t| TokenId(t)).collect(),
             page_start: vec![0, self.pages.len() as u32],
