@@ -177,6 +177,8 @@ pub enum Command {
     Submit(Box<Submission>),
     /// Forget a choice wherever it is; nothing more is said about it.
     Cancel(Ticket),
+    /// The front end has no room for more of this choice: the row waits (no draft, no verify) and keeps its pages.
+    Pause(Ticket),
     /// The front end has room again for this choice's events.
     Resume(Ticket),
     /// Finish what runs, refuse what waits, then end.
