@@ -1,1 +1,3 @@
 //! Processes: flags, sockets, signals, exit codes.
+
+pub mod serve;
