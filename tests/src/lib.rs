@@ -1,1 +1,3 @@
 //! Fixtures, the toy model, GGUF writer presets.
+
+pub mod fixtures;

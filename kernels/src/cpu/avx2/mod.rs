@@ -1,0 +1,3 @@
+//! AVX2 with FMA and F16C.
+
+pub(crate) mod lanes;

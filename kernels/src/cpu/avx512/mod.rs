@@ -1,0 +1,3 @@
+//! AVX-512.
+
+pub(crate) mod lanes;
