@@ -294,6 +294,18 @@ pub enum Event {
     },
 }
 
+impl Event {
+    /// Whose event it is.
+    pub fn ticket(&self) -> Ticket {
+        match self {
+            Self::Admitted { ticket, .. }
+            | Self::Delta { ticket, .. }
+            | Self::Finished { ticket, .. }
+            | Self::Refused { ticket, .. } => *ticket,
+        }
+    }
+}
+
 /// Draft accounting of one proposer or of all. `proposed = trimmed + drafted` and
 /// `drafted = accepted + rejected + unreached + discarded`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
