@@ -21,10 +21,11 @@ use crate::serve::model::{Caps, Conversation, Rendered, TextModel};
 #[derive(Debug)]
 pub(crate) struct Chat {
     normalised: Normalised,
-    tools: Option<Vec<Value>>,
+    tools: Option<Value>,
     kwargs: Map<String, Value>,
     add_generation_prompt: bool,
-    continue_final_message: bool,
+    /// The text that the answer continues.
+    continues: Option<String>,
 }
 
 /// Names of the token limit.
@@ -54,17 +55,23 @@ impl Chat {
             let message = "it excludes continue_final_message";
             return Err(ApiError::invalid_value("add_generation_prompt", message));
         }
-        if continues && !normalised.ends_in_assistant {
-            let message = "the last message is not an assistant message without tool calls";
-            return Err(ApiError::invalid_value("continue_final_message", message));
-        }
-        Ok(Self {
-            normalised,
-            tools,
-            kwargs,
-            add_generation_prompt: opens.unwrap_or(true) && !continues,
-            continue_final_message: continues,
-        })
+        let mut normalised = normalised;
+        let continues = match (continues, normalised.open_end.take()) {
+            (false, _) => None,
+            (true, Some(text)) => {
+                // The turn is opened by the template as for any answer; the text follows as the model's own.
+                if let Value::Array(messages) = &mut normalised.messages {
+                    messages.pop();
+                }
+                Some(text)
+            }
+            (true, None) => {
+                let message = "the last message is not an assistant message with nothing but content";
+                return Err(ApiError::invalid_value("continue_final_message", message));
+            }
+        };
+        let add_generation_prompt = opens.unwrap_or(true);
+        Ok(Self { normalised, tools, kwargs, add_generation_prompt, continues })
     }
 
     /// Renders and tokenizes.
@@ -72,17 +79,21 @@ impl Chat {
     /// # Errors
     /// `template_error` with the template's own message.
     pub(crate) fn render(&self, model: &dyn TextModel) -> Result<Rendered, ApiError> {
-        if model.template().is_empty() {
+        if !model.caps().chat {
             return Err(ApiError::template("the model file has no chat template; use /v1/completions"));
         }
         let conversation = Conversation {
             messages: &self.normalised.messages,
-            tools: self.tools.as_deref(),
+            tools: self.tools.as_ref(),
             add_generation_prompt: self.add_generation_prompt,
-            continue_final_message: self.continue_final_message,
             kwargs: &self.kwargs,
         };
-        let rendered = model.render(&conversation).map_err(|message| ApiError::template(&message))?;
+        let mut rendered = model.render(&conversation).map_err(|message| ApiError::template(&message))?;
+        if let Some(text) = &self.continues {
+            rendered.tokens.extend(model.encode(text, false, false));
+            rendered.text.push_str(text);
+            rendered.open_tag = None;
+        }
         if rendered.tokens.is_empty() {
             return Err(ApiError::template("the rendered prompt is empty"));
         }
@@ -90,15 +101,7 @@ impl Chat {
     }
 }
 
-/// Text that the answer starts with because the prompt ends inside a thinking block.
-pub(crate) fn opened_thinking(rendered: &str) -> &'static str {
-    match rendered.trim_end_matches('\n').ends_with("<think>") {
-        true => "<think>\n",
-        false => "",
-    }
-}
-
-fn read_tools(body: &Fields<'_, '_>, caps: &Caps) -> Result<Option<Vec<Value>>, ApiError> {
+fn read_tools(body: &Fields<'_, '_>, caps: &Caps) -> Result<Option<Value>, ApiError> {
     let Some(list) = body.list("tools")?.filter(|list| !list.is_empty()) else { return Ok(None) };
     if list.len() > limits::TOOLS {
         return Err(ApiError::invalid_value("tools", format!("more than {} tools", limits::TOOLS)));
@@ -141,7 +144,7 @@ fn read_tools(body: &Fields<'_, '_>, caps: &Caps) -> Result<Option<Vec<Value>>, 
     if !caps.tools {
         return Err(ApiError::tools_unsupported());
     }
-    Ok(Some(list.clone()))
+    Ok(Some(Value::Array(list.clone())))
 }
 
 fn read_tool_choice(body: &Fields<'_, '_>, tools: bool) -> Result<(), ApiError> {

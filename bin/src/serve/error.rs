@@ -13,9 +13,9 @@ pub(crate) struct ApiError {
     /// Path of the field at fault, such as `messages[3].content`.
     pub param: Option<String>,
     /// Prompt tokens and context of a length error.
-    pub lengths: Option<(usize, usize)>,
+    pub lengths: Option<(u32, u32)>,
     /// Seconds for `Retry-After`.
-    pub retry_after: Option<u32>,
+    pub retry_after: Option<u8>,
     /// `x-should-retry`, where SDKs would guess wrong.
     pub should_retry: Option<bool>,
     /// `Allow` of a 405.
@@ -89,7 +89,7 @@ impl ApiError {
             "This model's maximum context length is {context} tokens, but the request has {prompt} prompt tokens."
         );
         let mut error = Self::new(400, INVALID, "context_length_exceeded", message).at(param);
-        error.lengths = Some((prompt, context));
+        error.lengths = Some((prompt as u32, context as u32));
         error
     }
 
@@ -150,7 +150,7 @@ impl ApiError {
         Self::new(400, INVALID, "bad_request", format!("malformed request: {rule}"))
     }
 
-    pub(crate) fn queue_full(retry_after: u32) -> Self {
+    pub(crate) fn queue_full(retry_after: u8) -> Self {
         let mut error = Self::new(429, "rate_limit_error", "queue_full", "too many requests wait already");
         error.retry_after = Some(retry_after);
         error.should_retry = Some(true);
@@ -169,7 +169,7 @@ impl ApiError {
         error
     }
 
-    fn unavailable(code: &'static str, message: &str, retry_after: u32) -> Self {
+    fn unavailable(code: &'static str, message: &str, retry_after: u8) -> Self {
         let mut error = Self::new(503, "unavailable_error", code, message);
         error.retry_after = Some(retry_after);
         error.should_retry = Some(true);

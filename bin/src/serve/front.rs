@@ -194,7 +194,7 @@ impl Front {
             }
             self.conns[index] = Some(conn);
         } else {
-            self.bury(conn, index);
+            self.bury(*conn, index);
         }
     }
 
@@ -651,7 +651,7 @@ impl Front {
     }
 
     /// The connection is over; tells `text` if it was answering.
-    fn bury(&mut self, mut conn: Box<Conn>, index: usize) {
+    fn bury(&mut self, mut conn: Conn, index: usize) {
         let _ = self.poll.registry().deregister(&mut conn.stream);
         self.shared.metrics.lock().sent(conn.sent_bytes);
         match &conn.phase {
@@ -684,10 +684,10 @@ impl Front {
         let Some(mut conn) = self.conns[index].take() else { return };
         if conn.stalled_out(now, &self.config.bounds) {
             tracing::info!("a reader took nothing for too long; its connection is closed");
-            return self.bury(conn, index);
+            return self.bury(*conn, index);
         }
         match &mut conn.phase {
-            Phase::Head { started: false, .. } | Phase::Linger { .. } => return self.bury(conn, index),
+            Phase::Head { started: false, .. } | Phase::Linger { .. } => return self.bury(*conn, index),
             Phase::Head { .. } => {
                 self.answer_and_close(&mut conn, None, &Reply::from(&ApiError::timeout("the request head")), now);
             }

@@ -43,11 +43,11 @@ struct Call {
 /// Messages ready for the template.
 #[derive(Debug)]
 pub(crate) struct Normalised {
-    pub messages: Vec<Value>,
+    pub messages: Value,
     /// The last message asked to be continued.
     pub prefix: bool,
-    /// The last message is an assistant's, without tool calls.
-    pub ends_in_assistant: bool,
+    /// The last message's content, if it is an assistant's with nothing but content.
+    pub open_end: Option<String>,
 }
 
 /// Normalises `messages`.
@@ -67,8 +67,9 @@ pub(crate) fn normalise(messages: &[Value], caps: &Caps) -> Result<Normalised, A
     let ordered = order_results(merged)?;
     let last = ordered.last();
     let prefix = last.is_some_and(|m| m.prefix);
-    let ends_in_assistant = last.is_some_and(|m| m.role == Role::Assistant && m.calls.is_empty());
-    Ok(Normalised { messages: ordered.iter().map(|m| render(m, caps)).collect(), prefix, ends_in_assistant })
+    let open = |m: &&Message| m.role == Role::Assistant && m.calls.is_empty() && m.reasoning.is_none();
+    let open_end = last.filter(open).map(|m| m.content.clone());
+    Ok(Normalised { messages: ordered.iter().map(|m| render(m, caps)).collect(), prefix, open_end })
 }
 
 fn read(index: usize, value: &Value) -> Result<Message, ApiError> {
@@ -346,6 +347,7 @@ mod tests {
     use super::*;
 
     const STRICT: Caps = Caps {
+        chat: true,
         developer: false,
         system_anywhere: false,
         alternation: false,
@@ -359,6 +361,8 @@ mod tests {
         let printed = match normalise(messages.as_array().unwrap(), &STRICT) {
             Ok(n) => n
                 .messages
+                .as_array()
+                .unwrap()
                 .iter()
                 .map(|m| format!("{}:{}", m["role"].as_str().unwrap(), m["content"].as_str().unwrap()))
                 .collect::<Vec<_>>()

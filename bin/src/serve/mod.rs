@@ -49,7 +49,7 @@ use mio::net::TcpListener;
 use mio::{Poll, Waker};
 
 pub use info::{ModelInfo, SamplingDefaults};
-pub use model::{Conversation, Rendered, TextModel};
+pub use model::{Caps, Conversation, Rendered, TextModel};
 pub use spec::SpecConfig;
 
 use auth::Keys;
@@ -258,7 +258,7 @@ impl Server {
         let entry = info::entry(&parts.info, &parts.spec.strategies(), parts.spec.default.strategy.name());
         *self.shared.model.write() = Some(Arc::new(entry));
         let text = text::Text {
-            caps: model::Caps::probe(parts.model.as_ref()),
+            caps: parts.model.caps(),
             model: parts.model,
             info: parts.info,
             spec: parts.spec,

@@ -248,7 +248,7 @@ impl Text {
             (false, Some(_)) => return Err(ApiError::invalid_value("top_logprobs", "it needs logprobs: true")),
         };
         let rendered = Chat::read(&fields, &self.caps)?.render(self.model.as_ref())?;
-        let lead = vec![chat::opened_thinking(&rendered.text).to_owned()];
+        let lead = vec![rendered.open_tag.map_or(String::new(), |tag| format!("{tag}\n"))];
         let prompts = vec![rendered.tokens];
         let prompt_param = "messages";
         Ok(Ready { params, dialect: Dialect::Chat, prompts, lead, logprobs, ignored, prompt_param })
@@ -341,9 +341,11 @@ impl Text {
             Event::Admitted { .. } => {
                 job.admitted[index] = true;
                 self.shared.metrics.lock().running += 1;
+                // The pause of a job reaches only the choices that are admitted.
+                let pause = job.paused.then_some(Command::Pause(ticket));
                 self.open_stream(exchange);
-                let Some(job) = self.state.jobs.get_mut(&exchange) else { return };
-                Outcome::Send(job.begin())
+                self.state.commands.extend(pause);
+                self.begin(exchange)
             }
             Event::Delta { text, tokens, logprobs, .. } => {
                 job.delta(index, text, tokens, &logprobs, self.model.as_ref())
@@ -356,6 +358,14 @@ impl Text {
                 metrics.running -= u64::from(job.admitted[index]);
                 metrics.finished(finish, &report, counts_prompt);
                 drop(metrics);
+                // A choice of no tokens ends without having been admitted.
+                self.open_stream(exchange);
+                if let Outcome::Send(first) = self.begin(exchange)
+                    && !first.is_empty()
+                {
+                    self.send(ToFront::Data(exchange, first));
+                }
+                let Some(job) = self.state.jobs.get_mut(&exchange) else { return };
                 job.finished(index, finish, report)
             }
             Event::Refused { error, .. } => {
@@ -382,6 +392,10 @@ impl Text {
             }
             Outcome::Fail(error) => self.fail(exchange, &error),
         }
+    }
+
+    fn begin(&mut self, exchange: Exchange) -> Outcome {
+        Outcome::Send(self.state.jobs.get_mut(&exchange).map(Job::begin).unwrap_or_default())
     }
 
     fn open_stream(&mut self, exchange: Exchange) {
