@@ -1,1 +1,5 @@
 //! Processes: flags, sockets, signals, exit codes.
+
+pub mod bench;
+pub mod open;
+pub mod serve;

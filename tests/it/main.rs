@@ -1,4 +1,6 @@
 //! The one integration binary.
 
+mod forward;
 mod schedule;
 mod tick;
+mod tidy;

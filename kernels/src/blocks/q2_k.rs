@@ -1,0 +1,23 @@
+//! Q2_K: 256 weights, `value = (d * scale) * code - dmin * min`, 4-bit scale and min per 16.
+//!
+//! `scales [16] (low nibble scale, high nibble min) | codes [64] | d f16 | dmin f16`. Half h of the weights is in code
+//! bytes 32h..32h+32, sub-block t of it in bits 2t. Source: ggml `block_q2_K`, `dequantize_row_q2_K`.
+
+use super::{Block256, f16_at};
+
+pub(crate) const BYTES: usize = 16 + 64 + 2 + 2;
+const _: () = assert!(BYTES == 84);
+
+pub(crate) fn decode(b: &[u8]) -> Block256 {
+    let code = std::array::from_fn(|k| {
+        let (half, sub, i) = (k / 128, k / 32 % 4, k % 32);
+        (b[16 + 32 * half + i] >> (2 * sub) & 3) as i8
+    });
+    Block256 {
+        d: f16_at(b, 80),
+        dmin: f16_at(b, 82),
+        code,
+        scale: std::array::from_fn(|j| (b[j] & 15) as i8),
+        min: std::array::from_fn(|j| b[j] >> 4),
+    }
+}

@@ -1,0 +1,26 @@
+//! Q3_K: 256 weights, `value = (d * (scale - 32)) * (code - 4)`, 6-bit scale per 16.
+//!
+//! `high bits [32] | low bits [64] | scales [12] | d f16`. Low bits as in Q2_K; bit j of high byte i is the third bit of
+//! weight i of sub-block j. Scale j: low 4 bits are nibble j/8 of byte j%8, upper 2 bits are bits 2(j/4) of byte
+//! 8 + j%4. Source: ggml `block_q3_K`, `dequantize_row_q3_K`.
+
+use super::{Block256, f16_at};
+
+pub(crate) const BYTES: usize = 32 + 64 + 12 + 2;
+const _: () = assert!(BYTES == 110);
+
+pub(crate) fn decode(b: &[u8]) -> Block256 {
+    let scales = &b[96..108];
+    let scale = std::array::from_fn(|j| {
+        let low = scales[j % 8] >> (4 * (j / 8)) & 15;
+        let high = scales[8 + j % 4] >> (2 * (j / 4)) & 3;
+        (low | high << 4) as i8 - 32
+    });
+    let code = std::array::from_fn(|k| {
+        let (half, sub, i) = (k / 128, k / 32, k % 32);
+        let low = b[32 + 32 * half + i] >> (2 * (sub % 4)) & 3;
+        let high = b[i] >> sub & 1;
+        (low | high << 2) as i8 - 4
+    });
+    Block256 { d: f16_at(b, 108), dmin: 0.0, code, scale, min: [0; 16] }
+}

@@ -1,0 +1,20 @@
+//! Q6_K: 256 weights, `value = (d * scale) * (code - 32)`, int8 scale per 16.
+//!
+//! `low nibbles [128] | high bits [64] | scales [16] | d f16`. Half h: sub-blocks 0 and 2 are the low and high nibbles
+//! of its first 32 low bytes, 1 and 3 of the next 32; bits 2t of its 32 high bytes belong to sub-block t.
+//! Source: ggml `block_q6_K`, `dequantize_row_q6_K`.
+
+use super::{Block256, f16_at};
+
+pub(crate) const BYTES: usize = 128 + 64 + 16 + 2;
+const _: () = assert!(BYTES == 210);
+
+pub(crate) fn decode(b: &[u8]) -> Block256 {
+    let code = std::array::from_fn(|k| {
+        let (half, sub, i) = (k / 128, k / 32 % 4, k % 32);
+        let low = b[64 * half + 32 * (sub % 2) + i] >> (4 * (sub / 2)) & 15;
+        let high = b[128 + 32 * half + i] >> (2 * sub) & 3;
+        (low | high << 4) as i8 - 32
+    });
+    Block256 { d: f16_at(b, 208), dmin: 0.0, code, scale: std::array::from_fn(|j| b[192 + j] as i8), min: [0; 16] }
+}

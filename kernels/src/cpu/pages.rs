@@ -1,0 +1,99 @@
+//! Cache-line aligned bytes, in huge pages where they are large and the system has them.
+#![expect(unsafe_code, reason = "aligned allocation and advice to the kernel about it")]
+
+use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
+use std::ops::{Deref, DerefMut};
+use std::ptr::NonNull;
+
+const LINE: usize = 64;
+const HUGE: usize = 2 << 20;
+
+/// Owned bytes whose start is a multiple of 64.
+pub(crate) struct AlignedBytes {
+    start: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: plain owned memory.
+unsafe impl Send for AlignedBytes {}
+// SAFETY: shared references only read.
+unsafe impl Sync for AlignedBytes {}
+
+impl AlignedBytes {
+    /// `len` zero bytes.
+    pub(crate) fn zeroed(len: usize) -> Self {
+        if len == 0 {
+            return AlignedBytes { start: NonNull::<[u64; 8]>::dangling().cast(), len: 0 };
+        }
+        let layout = Self::layout(len);
+        // SAFETY: the layout is not empty.
+        let start = unsafe { alloc(layout) };
+        let Some(start) = NonNull::new(start) else { handle_alloc_error(layout) };
+        if layout.align() == HUGE {
+            advise_huge(start, len);
+        }
+        // SAFETY: just allocated, `len` bytes. Written after the advice, so that the first touch makes huge pages.
+        unsafe { start.write_bytes(0, len) };
+        AlignedBytes { start, len }
+    }
+
+    /// At least `len` bytes at the start of the buffer, of unspecified content; grows it if needed.
+    pub(crate) fn at_least(&mut self, len: usize) -> &mut [u8] {
+        if self.len < len {
+            *self = AlignedBytes::zeroed(len);
+        }
+        &mut self[..len]
+    }
+
+    fn layout(len: usize) -> Layout {
+        Layout::from_size_align(len, if len >= HUGE { HUGE } else { LINE })
+            .expect("a length that fits the address space")
+    }
+}
+
+impl Default for AlignedBytes {
+    fn default() -> Self {
+        AlignedBytes::zeroed(0)
+    }
+}
+
+/// Floats as the bytes they are.
+pub(crate) fn as_bytes(floats: &[f32]) -> &[u8] {
+    // SAFETY: every byte of a float is initialised, and bytes have no alignment.
+    unsafe { std::slice::from_raw_parts(floats.as_ptr().cast(), size_of_val(floats)) }
+}
+
+#[cfg(target_os = "linux")]
+fn advise_huge(start: NonNull<u8>, len: usize) {
+    // SAFETY: the range is ours, and this advice does not change its content. A refusal leaves ordinary pages, which
+    // are slower and otherwise the same; there is nothing to do about it.
+    unsafe { libc::madvise(start.as_ptr().cast(), len, libc::MADV_HUGEPAGE) };
+}
+
+#[cfg(not(target_os = "linux"))]
+fn advise_huge(_: NonNull<u8>, _: usize) {}
+
+impl Deref for AlignedBytes {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        // SAFETY: `len` initialised bytes, or none at a dangling aligned address.
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
+    }
+}
+
+impl DerefMut for AlignedBytes {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as in `deref`, and exclusively borrowed.
+        unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len) }
+    }
+}
+
+impl Drop for AlignedBytes {
+    fn drop(&mut self) {
+        if self.len > 0 {
+            // SAFETY: allocated in `zeroed` with this layout.
+            unsafe { dealloc(self.start.as_ptr(), Self::layout(self.len)) };
+        }
+    }
+}

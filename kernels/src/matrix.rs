@@ -1,0 +1,217 @@
+//! A weight matrix: `n` rows of `k` weights, as file rows or as panels.
+
+use std::sync::Arc;
+
+use thiserror::Error;
+
+use crate::cpu::detect::Isa;
+use crate::cpu::matmul::pack;
+use crate::cpu::pages::AlignedBytes;
+use crate::panel::LANES;
+use crate::quant::Quant;
+
+/// Bytes that stay where they are while a matrix uses them: a mapped file range, a vector, an allocation.
+pub type SharedBytes = Arc<dyn AsRef<[u8]> + Send + Sync>;
+
+/// A matrix whose numbers do not fit together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum ShapeError {
+    /// A matrix without elements.
+    #[error("{quant:?} matrix of {n} rows of {k}: both must be at least 1")]
+    Empty {
+        /// Weight format.
+        quant: Quant,
+        /// Rows.
+        n: usize,
+        /// Weights of a row.
+        k: usize,
+    },
+    /// Rows that are no whole number of blocks.
+    #[error("{quant:?} row of {k} weights: must be a multiple of {block}; requantise the tensor to a smaller block")]
+    RowBlocks {
+        /// Weight format.
+        quant: Quant,
+        /// Weights of a row.
+        k: usize,
+        /// Block length of the format.
+        block: usize,
+    },
+    /// The wrong number of bytes.
+    #[error("{quant:?} matrix of {n} rows of {k}: found {found} bytes, expected {expected}")]
+    Bytes {
+        /// Weight format.
+        quant: Quant,
+        /// Rows.
+        n: usize,
+        /// Weights of a row.
+        k: usize,
+        /// Bytes given.
+        found: usize,
+        /// Bytes of the shape, `usize::MAX` if they exceed the address space.
+        expected: usize,
+    },
+}
+
+pub(crate) enum Storage {
+    /// `[n][row bytes]` as in the file.
+    Rows(SharedBytes),
+    /// `[group of 16 rows][step]` panels; see `panel.rs`. Rows beyond n are zero.
+    Panels(AlignedBytes),
+}
+
+/// Weights of one linear layer, `[n][k]`: `n` outputs, `k` inputs.
+pub struct Matrix {
+    quant: Quant,
+    n: usize,
+    k: usize,
+    pub(crate) storage: Storage,
+}
+
+impl std::fmt::Debug for Matrix {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Matrix {:?} [{}][{}], panels: {}", self.quant, self.n, self.k, self.is_repacked())
+    }
+}
+
+impl Matrix {
+    /// A view of file bytes; copies nothing.
+    ///
+    /// # Errors
+    /// If a dimension is 0, `k` is no multiple of the block, or the bytes are not exactly those of the shape.
+    pub fn new(quant: Quant, n: usize, k: usize, bytes: SharedBytes) -> Result<Matrix, ShapeError> {
+        if n == 0 || k == 0 {
+            return Err(ShapeError::Empty { quant, n, k });
+        }
+        let block = quant.block_len();
+        if !k.is_multiple_of(block) {
+            return Err(ShapeError::RowBlocks { quant, k, block });
+        }
+        let expected = (k / block).checked_mul(quant.block_bytes()).and_then(|row| row.checked_mul(n));
+        let found = (*bytes).as_ref().len();
+        if expected != Some(found) {
+            return Err(ShapeError::Bytes { quant, n, k, found, expected: expected.unwrap_or(usize::MAX) });
+        }
+        Ok(Matrix { quant, n, k, storage: Storage::Rows(bytes) })
+    }
+
+    /// Weight format.
+    pub fn quant(&self) -> Quant {
+        self.quant
+    }
+
+    /// Outputs: rows of the matrix.
+    pub fn n(&self) -> usize {
+        self.n
+    }
+
+    /// Inputs: weights of a row.
+    pub fn k(&self) -> usize {
+        self.k
+    }
+
+    /// Bytes that a pass over the weights reads.
+    pub fn bytes(&self) -> usize {
+        match &self.storage {
+            Storage::Rows(bytes) => (**bytes).as_ref().len(),
+            Storage::Panels(panels) => panels.len(),
+        }
+    }
+
+    /// Bytes that [`Matrix::repack`] would allocate.
+    pub fn panel_bytes(&self) -> usize {
+        self.groups() * self.group_bytes()
+    }
+
+    /// Whether the weights are panels.
+    pub fn is_repacked(&self) -> bool {
+        matches!(self.storage, Storage::Panels(_))
+    }
+
+    /// Copies the weights into panels, which kernels read at full speed from one row on, and lets go of the file
+    /// bytes. Results keep every bit. Panels are in huge pages where the system gives them.
+    pub fn repack(&mut self) {
+        let Storage::Rows(bytes) = &self.storage else { return };
+        let rows = (**bytes).as_ref();
+        let mut panels = AlignedBytes::zeroed(self.panel_bytes());
+        let mut padded = Vec::new();
+        for (group, panel) in panels.chunks_exact_mut(self.group_bytes()).enumerate() {
+            let (src, stride) = self.group_rows(rows, group, &mut padded);
+            pack(Isa::best(), self.quant, src, stride, panel);
+        }
+        self.storage = Storage::Panels(panels);
+    }
+
+    /// Expands row `i`: embedding lookup.
+    ///
+    /// # Panics
+    /// If `i >= n` or `dst` is not `k` long.
+    pub fn dequantize_row(&self, i: usize, dst: &mut [f32]) {
+        assert_eq!(dst.len(), self.k, "a row of {}", self.k);
+        let mut row = vec![0; self.row_bytes()];
+        self.copy_row(i, &mut row);
+        self.quant.dequantize(&row, dst);
+    }
+
+    /// Copies the file bytes of row `i`, whichever way they are stored.
+    ///
+    /// # Panics
+    /// If `i >= n` or `row` has another length than a row.
+    pub(crate) fn copy_row(&self, i: usize, row: &mut [u8]) {
+        assert!(i < self.n, "row {i} of {}", self.n);
+        assert_eq!(row.len(), self.row_bytes());
+        match &self.storage {
+            Storage::Rows(bytes) => row.copy_from_slice(&(**bytes).as_ref()[i * row.len()..][..row.len()]),
+            Storage::Panels(panels) => {
+                self.quant.layout().unpack_row(self.group_panels(panels, i / LANES), i % LANES, row);
+            }
+        }
+    }
+
+    /// Bytes of a row in the file.
+    pub(crate) fn row_bytes(&self) -> usize {
+        self.quant.row_bytes(self.k)
+    }
+
+    /// Steps of K, the last perhaps padded.
+    pub(crate) fn steps(&self) -> usize {
+        self.k.div_ceil(self.quant.layout().step)
+    }
+
+    /// Groups of 16 rows, the last perhaps padded.
+    pub(crate) fn groups(&self) -> usize {
+        self.n.div_ceil(LANES)
+    }
+
+    /// Bytes of a group in panels.
+    pub(crate) fn group_bytes(&self) -> usize {
+        self.steps() * self.quant.layout().panel_bytes
+    }
+
+    /// The panels of one group.
+    pub(crate) fn group_panels<'a>(&self, panels: &'a [u8], group: usize) -> &'a [u8] {
+        &panels[group * self.group_bytes()..][..self.group_bytes()]
+    }
+
+    /// Sixteen whole rows of steps for `pack`, and their stride: straight from `rows` where the group is full and K a
+    /// multiple of the step, else a zero-padded copy in `padded`.
+    pub(crate) fn group_rows<'a>(&self, rows: &'a [u8], group: usize, padded: &'a mut Vec<u8>) -> (&'a [u8], usize) {
+        let row_bytes = self.row_bytes();
+        let stride = self.steps() * self.quant.layout().file_bytes;
+        let first = group * LANES;
+        let count = LANES.min(self.n - first);
+        let rows = &rows[first * row_bytes..][..count * row_bytes];
+        if count == LANES && stride == row_bytes {
+            return (rows, stride);
+        }
+        padded.clear();
+        padded.resize(LANES * stride, 0);
+        for (row, dst) in rows.chunks_exact(row_bytes).zip(padded.chunks_exact_mut(stride)) {
+            dst[..row_bytes].copy_from_slice(row);
+        }
+        (padded, stride)
+    }
+}
+
+#[cfg(test)]
+#[path = "matrix_tests.rs"]
+mod tests;

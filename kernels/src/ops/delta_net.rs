@@ -1,0 +1,513 @@
+//! Gated delta net: causal convolution, L2-normalised q and k, the delta rule, gated RMSNorm.
+//!
+//! One step of one value head (column j of the state is independent of the others, so lanes run along value_dim):
+//! ```text
+//! u[j]     = decay * sum_i S[i][j] k[i]                fused, i ascending
+//! delta[j] = beta * (v[j] - u[j])
+//! S[i][j]  = k[i] * delta[j] + decay * S[i][j]         product, then fused
+//! o[j]     = (sum_i S[i][j] q[i]) / sqrt(key_dim)      fused, i ascending; the new state
+//! ```
+//! It is the same step for prompt, decode, window and replay, one row after the other. So the state after a sequence of
+//! rows has the same bits however the rows were cut into passes, drafted, rejected or folded.
+//!
+//! A pass streams a head's state once, 32 columns at a time, all rows over each slice: logged rows first, then the
+//! committed rows, then the state is stored; the remaining rows go on from there and are logged. The read of S for the
+//! output, the update, and the next row's `sum S k` share one sweep.
+//! Source: Yang et al., Gated Delta Networks (arXiv:2412.06464); layout and eps as in llama.cpp `qwen35`.
+
+use std::ops::Range;
+
+use crate::cpu::detect::Isa;
+use crate::cpu::disjoint::Blocks;
+use crate::cpu::lanes::{Kernel, LANES, Simd, Vector, dispatch};
+use crate::cpu::pool::Pool;
+
+use super::delta_state::{DeltaDims, DeltaLayer};
+use super::exp::{exp_lanes, sigmoid_lanes, silu_lanes, softplus};
+use super::norm::{rms_factor, sum_of_squares};
+
+/// Small weights of one layer, all f32.
+pub struct DeltaWeights {
+    /// `[taps][channels]`.
+    conv: Vec<f32>,
+    /// `[value_heads]`, `-exp(A_log)`.
+    a: Vec<f32>,
+    /// `[value_heads]`.
+    dt: Vec<f32>,
+    /// `[value_dim]`.
+    norm: Vec<f32>,
+}
+
+impl DeltaWeights {
+    /// `conv`: `ssm_conv1d`, `[channels][taps]` (tap 0 = oldest) · `a`: `ssm_a`, all negative · `dt`: `ssm_dt.bias` ·
+    /// `norm`: `ssm_norm`.
+    ///
+    /// # Panics
+    /// If a length disagrees with the dims.
+    pub fn new(dims: &DeltaDims, conv: &[f32], a: &[f32], dt: &[f32], norm: &[f32]) -> Self {
+        let (channels, taps) = (dims.channels(), dims.conv_taps);
+        assert_eq!(conv.len(), channels * taps, "convolution weights");
+        assert_eq!(a.len(), dims.value_heads, "decay weights");
+        assert_eq!(dt.len(), dims.value_heads, "time step biases");
+        assert_eq!(norm.len(), dims.value_dim, "output norm");
+        let mut by_tap = vec![0.0; conv.len()];
+        for channel in 0..channels {
+            for tap in 0..taps {
+                by_tap[tap * channels + channel] = conv[channel * taps + tap];
+            }
+        }
+        Self { conv: by_tap, a: a.to_vec(), dt: dt.to_vec(), norm: norm.to_vec() }
+    }
+}
+
+/// Rows of one sequence in a pass.
+#[derive(Clone, Debug)]
+pub struct DeltaSegment {
+    /// Its state; at most one segment of a pass has it.
+    pub slot: usize,
+    /// Rows of the batch, contiguous; may be empty, then only the log is folded.
+    pub rows: Range<usize>,
+    /// Leading rows of the slot's log that were accepted; they are folded first, the others are forgotten.
+    pub log_len: usize,
+    /// Leading rows that are folded in this pass; the rest is logged.
+    pub committed: usize,
+}
+
+/// The projections of one layer, all `[rows][...]`.
+#[derive(Clone, Copy)]
+pub struct DeltaInputs<'a> {
+    /// Raw convolution inputs `[rows][channels]`: q heads, k heads, v heads.
+    pub qkv: &'a [f32],
+    /// `[rows][value_heads * value_dim]`.
+    pub z: &'a [f32],
+    /// `[rows][value_heads]`.
+    pub alpha: &'a [f32],
+    /// `[rows][value_heads]`, before the sigmoid.
+    pub beta: &'a [f32],
+}
+
+/// Buffers kept between calls.
+#[derive(Default)]
+pub struct DeltaScratch {
+    /// `[rows][channels]`: convolved, SiLU, q and k normalised.
+    mixed: Vec<f32>,
+    /// `[rows][2][value_heads]`: decay, beta.
+    gates: Vec<f32>,
+}
+
+/// `dst[r] = rms(o[r]; norm) * silu(z[r])`, `[rows][value_heads * value_dim]`, and the state moved on.
+/// Rows in no segment are left as they are.
+///
+/// # Panics
+/// If lengths disagree, two segments share a slot, `log_len` exceeds the slot's log, `committed` its rows, or more rows
+/// would be logged than the layer has room for.
+#[expect(clippy::too_many_arguments, reason = "one op, its operands")]
+pub fn delta_net(
+    pool: &Pool,
+    isa: Isa,
+    weights: &DeltaWeights,
+    layer: &mut DeltaLayer,
+    segments: &[DeltaSegment],
+    inputs: DeltaInputs<'_>,
+    scratch: &mut DeltaScratch,
+    dst: &mut [f32],
+) {
+    let dims = layer.dims;
+    check(layer, segments, &inputs, dst);
+    let (channels, heads) = (dims.channels(), dims.value_heads);
+    let rows = inputs.qkv.len() / channels;
+    // Every element that is read is written before: rows of segments by `mix`, and no others are read.
+    scratch.mixed.resize(rows * channels, 0.0);
+    scratch.gates.resize(rows * 2 * heads, 0.0);
+
+    let order: Vec<(usize, usize)> =
+        segments.iter().enumerate().flat_map(|(i, segment)| segment.rows.clone().map(move |row| (i, row))).collect();
+    {
+        let mixed = Blocks::new(&mut scratch.mixed, channels);
+        let gates = Blocks::new(&mut scratch.gates, 2 * heads);
+        let layer = &*layer;
+        pool.split(order.len(), 1, |range| {
+            for &(segment, row) in &order[range] {
+                let segment = &segments[segment];
+                let (mixed, gates) = (mixed.take(row), gates.take(row));
+                dispatch(isa, Mix { weights, layer, segment, inputs, row, mixed, gates });
+            }
+        });
+    }
+    {
+        let DeltaLayer { state, log_mixed, log_gates, log_capacity, .. } = &mut *layer;
+        let state = Blocks::new(state, dims.head_state_len());
+        let out = Blocks::new(dst, dims.value_dim);
+        let log = |slot: usize| Rows {
+            mixed: &log_mixed[slot * *log_capacity * channels..],
+            gates: &log_gates[slot * *log_capacity * 2 * heads..],
+        };
+        let scratch = &*scratch;
+        pool.split(segments.len() * heads, 1, |range| {
+            for item in range {
+                let (segment, head) = (&segments[item / heads], item % heads);
+                let state = state.take(segment.slot * heads + head);
+                let now = Rows {
+                    mixed: &scratch.mixed[segment.rows.start * channels..],
+                    gates: &scratch.gates[segment.rows.start * 2 * heads..],
+                };
+                let out: Vec<&mut [f32]> = segment.rows.clone().map(|row| out.take(row * heads + head)).collect();
+                let z = inputs.z;
+                dispatch(
+                    isa,
+                    Sweep { dims: &dims, weights, segment, head, state, log: log(segment.slot), now, z, out },
+                );
+            }
+        });
+    }
+    for segment in segments {
+        commit(layer, segment, inputs.qkv);
+    }
+    log_rows(pool, layer, segments, inputs.qkv, scratch, &order);
+}
+
+/// Folds the first `log_len` logged rows of each `(slot, log_len)` into its state and forgets the others.
+///
+/// # Panics
+/// As [`delta_net`].
+pub fn fold(pool: &Pool, isa: Isa, weights: &DeltaWeights, layer: &mut DeltaLayer, slots: &[(usize, usize)]) {
+    let segments: Vec<_> =
+        slots.iter().map(|&(slot, log_len)| DeltaSegment { slot, rows: 0..0, log_len, committed: 0 }).collect();
+    let inputs = DeltaInputs { qkv: &[], z: &[], alpha: &[], beta: &[] };
+    delta_net(pool, isa, weights, layer, &segments, inputs, &mut DeltaScratch::default(), &mut []);
+}
+
+fn check(layer: &DeltaLayer, segments: &[DeltaSegment], inputs: &DeltaInputs<'_>, dst: &[f32]) {
+    let dims = &layer.dims;
+    let rows = inputs.qkv.len() / dims.channels();
+    assert_eq!(inputs.qkv.len(), rows * dims.channels(), "delta_net: qkv");
+    assert_eq!(inputs.z.len(), rows * dims.value_width(), "delta_net: z");
+    assert_eq!(inputs.alpha.len(), rows * dims.value_heads, "delta_net: alpha");
+    assert_eq!(inputs.beta.len(), rows * dims.value_heads, "delta_net: beta");
+    assert_eq!(dst.len(), rows * dims.value_width(), "delta_net: dst");
+    for DeltaSegment { slot, rows: range, log_len, committed } in segments {
+        assert!(*slot < layer.slots, "slot {slot} of {}", layer.slots);
+        assert!(range.end <= rows, "rows {range:?} of {rows}");
+        assert!(*log_len <= layer.logged[*slot], "{log_len} accepted of {} logged rows", layer.logged[*slot]);
+        assert!(*committed <= range.len(), "{committed} committed of {} rows", range.len());
+        assert!(range.len() - committed <= layer.log_capacity, "no room to log rows {range:?}");
+    }
+}
+
+/// After the sweep: the tail moves over the folded rows.
+fn commit(layer: &mut DeltaLayer, segment: &DeltaSegment, qkv: &[f32]) {
+    let (ring, channels) = (layer.dims.conv_taps - 1, layer.dims.channels());
+    let DeltaSegment { slot, log_len, committed, .. } = *segment;
+    if ring > 0 {
+        let tail = &mut layer.tail[slot * ring * channels..][..ring * channels];
+        let start = &mut layer.tail_start[slot];
+        let folded = log_len + committed;
+        for i in folded.saturating_sub(ring)..folded {
+            let raw = if i < log_len {
+                &layer.log_raw[(slot * layer.log_capacity + i) * channels..][..channels]
+            } else {
+                &qkv[(segment.rows.start + i - log_len) * channels..][..channels]
+            };
+            DeltaLayer::push_tail(tail, start, raw);
+        }
+    }
+    layer.logged[slot] = segment.rows.len() - committed;
+}
+
+/// Copies the rows that were not folded into the logs.
+fn log_rows(
+    pool: &Pool,
+    layer: &mut DeltaLayer,
+    segments: &[DeltaSegment],
+    qkv: &[f32],
+    scratch: &DeltaScratch,
+    order: &[(usize, usize)],
+) {
+    let (channels, gates_len, capacity) = (layer.dims.channels(), 2 * layer.dims.value_heads, layer.log_capacity);
+    if capacity == 0 {
+        return;
+    }
+    let raw = Blocks::new(&mut layer.log_raw, channels);
+    let mixed = Blocks::new(&mut layer.log_mixed, channels);
+    let gates = Blocks::new(&mut layer.log_gates, gates_len);
+    let copy = |from: &[f32], row: usize, to: &mut [f32]| to.copy_from_slice(&from[row * to.len()..][..to.len()]);
+    pool.split(order.len(), super::grain_rows(2 * channels), |range| {
+        for &(segment, row) in &order[range] {
+            let segment = &segments[segment];
+            let Some(logged) = (row - segment.rows.start).checked_sub(segment.committed) else { continue };
+            let at = segment.slot * capacity + logged;
+            copy(qkv, row, raw.take(at));
+            copy(&scratch.mixed, row, mixed.take(at));
+            copy(&scratch.gates, row, gates.take(at));
+        }
+    });
+}
+
+/// Convolution, norms and gates of one row.
+struct Mix<'a> {
+    weights: &'a DeltaWeights,
+    layer: &'a DeltaLayer,
+    segment: &'a DeltaSegment,
+    inputs: DeltaInputs<'a>,
+    row: usize,
+    mixed: &'a mut [f32],
+    gates: &'a mut [f32],
+}
+
+impl Mix<'_> {
+    /// The raw input `back` rows before this one: of this pass, of the accepted log, or of the tail.
+    fn raw(&self, back: usize) -> &[f32] {
+        let (channels, log_len) = (self.layer.dims.channels(), self.segment.log_len);
+        let i = self.row - self.segment.rows.start;
+        if back <= i {
+            return &self.inputs.qkv[(self.row - back) * channels..][..channels];
+        }
+        let before = back - i; // 1 = the last accepted row
+        if before <= log_len {
+            return self.layer.log_raw_row(self.segment.slot, log_len - before);
+        }
+        self.layer.tail_row(self.segment.slot, self.layer.dims.conv_taps - 1 - (before - log_len))
+    }
+}
+
+impl Kernel for Mix<'_> {
+    type Out = ();
+    #[inline(always)]
+    fn run<S: Simd>(mut self, s: S) {
+        let mixed = std::mem::take(&mut self.mixed);
+        let dims = self.layer.dims;
+        let (channels, taps) = (dims.channels(), dims.conv_taps);
+        // Products of tap 0, 1, ... are added in this order, fused; the last one is this row's.
+        for tap in 0..taps {
+            let raw = self.raw(taps - 1 - tap);
+            let weight = &self.weights.conv[tap * channels..][..channels];
+            add_product(s, tap == 0, raw, weight, mixed);
+        }
+        let (lanes, rest) = mixed.as_chunks_mut::<LANES>();
+        for lanes in lanes {
+            silu_lanes(s, s.load(lanes)).store(lanes);
+        }
+        silu_lanes(s, s.load_partial(rest)).store_partial(rest);
+        for head in mixed[..2 * dims.key_width()].chunks_exact_mut(dims.key_dim) {
+            let factor = s.splat(1.0 / (sum_of_squares(s, head) + dims.eps).sqrt());
+            let (lanes, rest) = head.as_chunks_mut::<LANES>();
+            for lanes in lanes {
+                s.load(lanes).mul(factor).store(lanes);
+            }
+            s.load_partial(rest).mul(factor).store_partial(rest);
+        }
+        let heads = dims.value_heads;
+        let alpha = &self.inputs.alpha[self.row * heads..][..heads];
+        let beta = &self.inputs.beta[self.row * heads..][..heads];
+        let (decay, sigmoid) = self.gates.split_at_mut(heads);
+        for (p, decay) in decay.iter_mut().enumerate() {
+            *decay = self.weights.a[p] * softplus(alpha[p] + self.weights.dt[p]);
+        }
+        for decay in decay.chunks_mut(LANES) {
+            exp_lanes(s, s.load_partial(decay)).store_partial(decay);
+        }
+        for (sigmoid, beta) in sigmoid.chunks_mut(LANES).zip(beta.chunks(LANES)) {
+            sigmoid_lanes(s, s.load_partial(beta)).store_partial(sigmoid);
+        }
+    }
+}
+
+/// `dst += a * b`, or `dst = a * b` for the first term.
+#[inline(always)]
+fn add_product<S: Simd>(s: S, first: bool, a: &[f32], b: &[f32], dst: &mut [f32]) {
+    let (a, a_rest) = a.as_chunks::<LANES>();
+    let (b, b_rest) = b.as_chunks::<LANES>();
+    let (dst, dst_rest) = dst.as_chunks_mut::<LANES>();
+    for ((a, b), dst) in a.iter().zip(b).zip(dst) {
+        term(first, s.load(a), s.load(b), s.load(dst)).store(dst);
+    }
+    term(first, s.load_partial(a_rest), s.load_partial(b_rest), s.load_partial(dst_rest)).store_partial(dst_rest);
+}
+
+#[inline(always)]
+fn term<V: Vector>(first: bool, a: V, b: V, dst: V) -> V {
+    if first { a.mul(b) } else { a.mul_add(b, dst) }
+}
+
+/// Rows as they are logged: `mixed [row][channels]`, `gates [row][2][value_heads]`.
+#[derive(Clone, Copy)]
+struct Rows<'a> {
+    mixed: &'a [f32],
+    gates: &'a [f32],
+}
+
+/// All rows of a segment over the state of one head.
+struct Sweep<'a> {
+    dims: &'a DeltaDims,
+    weights: &'a DeltaWeights,
+    segment: &'a DeltaSegment,
+    head: usize,
+    state: &'a mut [f32],
+    log: Rows<'a>,
+    now: Rows<'a>,
+    z: &'a [f32],
+    out: Vec<&'a mut [f32]>,
+}
+
+/// What one row feeds into one head.
+#[derive(Clone, Copy)]
+struct StepInputs<'a> {
+    q: &'a [f32],
+    k: &'a [f32],
+    v: &'a [f32],
+    decay: f32,
+    beta: f32,
+}
+
+impl Sweep<'_> {
+    /// Row t of the sweep, logged rows first.
+    #[inline(always)]
+    fn step(&self, t: usize) -> StepInputs<'_> {
+        let dims = self.dims;
+        let log_len = self.segment.log_len;
+        let (rows, row) = if t < log_len { (&self.log, t) } else { (&self.now, t - log_len) };
+        let mixed = &rows.mixed[row * dims.channels()..][..dims.channels()];
+        let gates = &rows.gates[row * 2 * dims.value_heads..][..2 * dims.value_heads];
+        let key = dims.key_head(self.head) * dims.key_dim;
+        StepInputs {
+            q: &mixed[key..][..dims.key_dim],
+            k: &mixed[dims.key_width() + key..][..dims.key_dim],
+            v: &mixed[2 * dims.key_width() + self.head * dims.value_dim..][..dims.value_dim],
+            decay: gates[self.head],
+            beta: gates[dims.value_heads + self.head],
+        }
+    }
+
+    /// `W` vectors of columns from `column` on; the last one may stick out over value_dim.
+    #[inline(always)]
+    fn columns<S: Simd, const W: usize>(&mut self, s: S, column: usize, slice: &mut Vec<[[f32; LANES]; W]>) {
+        let (log_len, rows) = (self.segment.log_len, self.out.len());
+        let steps = log_len + rows;
+        let folded = log_len + self.segment.committed;
+        let value_dim = self.dims.value_dim;
+        let width = (value_dim - column).min(W * LANES);
+        slice.resize(self.dims.key_dim, [[0.0; LANES]; W]);
+        // Load, and the first row's sum in the same go.
+        let mut next = [s.splat(0.0); W];
+        let first_k = self.step(0).k;
+        for ((slice, state), &k) in slice.iter_mut().zip(self.state.chunks_exact(value_dim)).zip(first_k) {
+            let k = s.splat(k);
+            for w in 0..W {
+                let x = s.load_partial(&state[column + (w * LANES).min(width)..column + ((w + 1) * LANES).min(width)]);
+                x.store(&mut slice[w]);
+                next[w] = x.mul_add(k, next[w]);
+            }
+        }
+        let scale = s.splat(1.0 / (self.dims.key_dim as f32).sqrt());
+        for t in 0..steps {
+            let now = self.step(t);
+            let (decay, beta) = (s.splat(now.decay), s.splat(now.beta));
+            let v = &now.v[column..column + width];
+            let mut delta = [s.splat(0.0); W];
+            for w in 0..W {
+                let v = s.load_partial(&v[(w * LANES).min(width)..((w + 1) * LANES).min(width)]);
+                delta[w] = beta.mul(v.sub(next[w].mul(decay)));
+            }
+            let next_k = if t + 1 < steps { Some(self.step(t + 1).k) } else { None };
+            let output = if t >= log_len {
+                let (o, sums) = match next_k {
+                    Some(next_k) => step::<S, W, true, true>(s, slice, now.k, now.q, next_k, decay, delta),
+                    None => step::<S, W, true, false>(s, slice, now.k, now.q, now.k, decay, delta),
+                };
+                next = sums;
+                Some(o)
+            } else {
+                next = match next_k {
+                    Some(next_k) => step::<S, W, false, true>(s, slice, now.k, now.q, next_k, decay, delta).1,
+                    None => step::<S, W, false, false>(s, slice, now.k, now.q, now.k, decay, delta).1,
+                };
+                None
+            };
+            if let Some(o) = output {
+                let out = &mut self.out[t - log_len][column..column + width];
+                for (o, out) in o.iter().zip(out.chunks_mut(LANES)) {
+                    o.mul(scale).store_partial(out);
+                }
+            }
+            if t + 1 == folded {
+                for (state, slice) in self.state.chunks_exact_mut(value_dim).zip(slice.iter()) {
+                    for (lanes, state) in slice.iter().zip(state[column..column + width].chunks_mut(LANES)) {
+                        s.load(lanes).store_partial(state);
+                    }
+                }
+            }
+        }
+    }
+}
+
+impl Kernel for Sweep<'_> {
+    type Out = ();
+    #[inline(always)]
+    fn run<S: Simd>(mut self, s: S) {
+        if self.segment.log_len + self.out.len() == 0 {
+            return;
+        }
+        let value_dim = self.dims.value_dim;
+        let (mut wide, mut narrow) = (Vec::new(), Vec::new());
+        let mut column = 0;
+        while column + 2 * LANES <= value_dim {
+            self.columns::<S, 2>(s, column, &mut wide);
+            column += 2 * LANES;
+        }
+        while column < value_dim {
+            self.columns::<S, 1>(s, column, &mut narrow);
+            column += LANES;
+        }
+        let (heads, first) = (self.dims.value_heads, self.segment.rows.start);
+        for (i, out) in self.out.iter_mut().enumerate() {
+            let z = &self.z[((first + i) * heads + self.head) * value_dim..][..value_dim];
+            gate_output(s, out, &self.weights.norm, z, self.dims.eps);
+        }
+    }
+}
+
+/// One row over one slice of columns: the update, the output (if `OUT`) and the next row's `sum S k` (if `NEXT`).
+#[inline(always)]
+fn step<S: Simd, const W: usize, const OUT: bool, const NEXT: bool>(
+    s: S,
+    slice: &mut [[[f32; LANES]; W]],
+    k: &[f32],
+    q: &[f32],
+    next_k: &[f32],
+    decay: S::V,
+    delta: [S::V; W],
+) -> ([S::V; W], [S::V; W]) {
+    let mut o = [s.splat(0.0); W];
+    let mut next = [s.splat(0.0); W];
+    for (((slice, &k), &q), &next_k) in slice.iter_mut().zip(k).zip(q).zip(next_k) {
+        let (k, q, next_k) = (s.splat(k), s.splat(q), s.splat(next_k));
+        for w in 0..W {
+            let x = k.mul_add(delta[w], s.load(&slice[w]).mul(decay));
+            x.store(&mut slice[w]);
+            if OUT {
+                o[w] = x.mul_add(q, o[w]);
+            }
+            if NEXT {
+                next[w] = x.mul_add(next_k, next[w]);
+            }
+        }
+    }
+    (o, next)
+}
+
+/// `out = (out / sqrt(mean(out^2) + eps) * norm) * silu(z)`.
+#[inline(always)]
+fn gate_output<S: Simd>(s: S, out: &mut [f32], norm: &[f32], z: &[f32], eps: f32) {
+    let factor = s.splat(rms_factor(s, out, eps));
+    let (out, out_rest) = out.as_chunks_mut::<LANES>();
+    let (norm, norm_rest) = norm.as_chunks::<LANES>();
+    let (z, z_rest) = z.as_chunks::<LANES>();
+    for ((out, norm), z) in out.iter_mut().zip(norm).zip(z) {
+        s.load(out).mul(factor).mul(s.load(norm)).mul(silu_lanes(s, s.load(z))).store(out);
+    }
+    let (z, norm) = (s.load_partial(z_rest), s.load_partial(norm_rest));
+    s.load_partial(out_rest).mul(factor).mul(norm).mul(silu_lanes(s, z)).store_partial(out_rest);
+}
+
+#[cfg(test)]
+mod tests;

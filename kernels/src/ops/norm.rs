@@ -1,0 +1,101 @@
+//! RMSNorm.
+//!
+//! Sum of squares: 64 partial sums (element i goes to sum i mod 64, fused, ascending), folded 64 -> 32 -> 16 by adding
+//! `(s0 + s1) + (s2 + s3)` of the four groups of 16, then the tree of [`Vector::sum`].
+
+use crate::cpu::detect::Isa;
+use crate::cpu::lanes::{Kernel, LANES, Simd, Vector, dispatch};
+use crate::cpu::pool::Pool;
+
+use super::grain_rows;
+
+/// The sum of squares of `x`, in the order of the module page.
+#[inline(always)]
+pub(crate) fn sum_of_squares<S: Simd>(s: S, x: &[f32]) -> f32 {
+    let mut sums = [s.splat(0.0); 4];
+    let (blocks, rest) = x.as_chunks::<{ 4 * LANES }>();
+    for block in blocks {
+        let (lanes, _) = block.as_chunks::<LANES>();
+        for i in 0..4 {
+            let v = s.load(&lanes[i]);
+            sums[i] = v.mul_add(v, sums[i]);
+        }
+    }
+    let (lanes, rest) = rest.as_chunks::<LANES>();
+    for (i, lanes) in lanes.iter().enumerate() {
+        let v = s.load(lanes);
+        sums[i] = v.mul_add(v, sums[i]);
+    }
+    if !rest.is_empty() {
+        let v = s.load_partial(rest);
+        sums[lanes.len()] = v.mul_add(v, sums[lanes.len()]);
+    }
+    sums[0].add(sums[1]).add(sums[2].add(sums[3])).sum()
+}
+
+/// `dst = (x * factor) * weight`; x is read from `dst` where `x` is `None`.
+#[inline(always)]
+fn scale_row<S: Simd>(s: S, x: Option<&[f32]>, factor: f32, weight: &[f32], dst: &mut [f32]) {
+    let factor = s.splat(factor);
+    let (weights, weight_rest) = weight.as_chunks::<LANES>();
+    if let Some(x) = x {
+        dst.copy_from_slice(x);
+    }
+    let (lanes, rest) = dst.as_chunks_mut::<LANES>();
+    for (d, w) in lanes.iter_mut().zip(weights) {
+        s.load(d).mul(factor).mul(s.load(w)).store(d);
+    }
+    if !rest.is_empty() {
+        s.load_partial(rest).mul(factor).mul(s.load_partial(weight_rest)).store_partial(rest);
+    }
+}
+
+/// `1 / sqrt(mean(x^2) + eps)`.
+#[inline(always)]
+pub(crate) fn rms_factor<S: Simd>(s: S, x: &[f32], eps: f32) -> f32 {
+    1.0 / (sum_of_squares(s, x) / x.len() as f32 + eps).sqrt()
+}
+
+struct Rows<'a> {
+    x: Option<&'a [f32]>,
+    weight: &'a [f32],
+    eps: f32,
+    dst: &'a mut [f32],
+}
+
+impl Kernel for Rows<'_> {
+    type Out = ();
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let width = self.weight.len();
+        for (r, dst) in self.dst.chunks_exact_mut(width).enumerate() {
+            let x = self.x.map(|x| &x[r * width..(r + 1) * width]);
+            let factor = rms_factor(s, x.unwrap_or(dst), self.eps);
+            scale_row(s, x, factor, self.weight, dst);
+        }
+    }
+}
+
+/// `dst[r] = x[r] / sqrt(mean(x[r]^2) + eps) * weight`.   x, dst: `[rows][width]`, weight: `[width]`.
+///
+/// Per-head norms are rows of one head each. A whole row of zeros gives zeros.
+///
+/// # Panics
+/// If the slices disagree.   Source: ggml `ggml_compute_forward_rms_norm_f32` (which sums in double).
+pub fn rms_norm(pool: &Pool, isa: Isa, x: &[f32], weight: &[f32], eps: f32, dst: &mut [f32]) {
+    let width = weight.len();
+    assert_eq!(x.len(), dst.len(), "rms_norm: x and dst differ in length");
+    pool.split_rows_mut(dst, width, grain_rows(width), |first, dst| {
+        let x = &x[first * width..first * width + dst.len()];
+        dispatch(isa, Rows { x: Some(x), weight, eps, dst });
+    });
+}
+
+/// [`rms_norm`] in place.
+pub fn rms_norm_in_place(pool: &Pool, isa: Isa, x: &mut [f32], weight: &[f32], eps: f32) {
+    let width = weight.len();
+    pool.split_rows_mut(x, width, grain_rows(width), |_, dst| dispatch(isa, Rows { x: None, weight, eps, dst }));
+}
+
+#[cfg(test)]
+mod tests;
