@@ -1,6 +1,8 @@
 //! The one integration binary.
 
 mod forward;
+mod identity;
 mod schedule;
+mod suffix;
 mod tick;
 mod tidy;
