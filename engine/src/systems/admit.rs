@@ -76,6 +76,7 @@ pub fn admit(
         counters.reset(slot);
         ops.push(SlotOp::Reset { state: Requests::state(slot) });
         metrics.admitted += 1;
+        tracing::info!(request = %requests.id(slot), prompt = submission.prompt.len(), "admitted");
         outbox.push(Event::Admitted { ticket, request: requests.id(slot) });
     }
     any
