@@ -1,4 +1,5 @@
 //! The one integration binary.
 
 mod forward;
+mod smollm;
 mod tidy;
