@@ -253,6 +253,14 @@ pub enum Error {
         /// The values allowed.
         expected: String,
     },
+    /// A tokenizer whose parts do not fit together, or of an unsupported kind.
+    #[error("{file}: {source}")]
+    Tokenizer {
+        /// Path of the file.
+        file: String,
+        /// What is wrong with it.
+        source: crate::text::TextError,
+    },
     /// A per-layer array whose length fits neither the block count nor the trunk.
     #[error(
         "{file}: key {key} has {found} elements, expected {all} (all blocks) or {trunk} (without the NextN ones); \

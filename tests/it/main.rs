@@ -3,3 +3,4 @@
 mod forward;
 mod smollm;
 mod tidy;
+mod tick;
