@@ -2,5 +2,5 @@
 
 mod forward;
 mod smollm;
-mod tidy;
 mod tick;
+mod tidy;
