@@ -47,7 +47,8 @@ pub fn run_all(handle: &EngineHandle, submissions: Vec<Submission>) -> Result<Ve
     let order: Vec<Ticket> = submissions.iter().map(|s| s.ticket).collect();
     let index: HashMap<Ticket, usize> = order.iter().enumerate().map(|(i, t)| (*t, i)).collect();
     assert_eq!(index.len(), order.len(), "tickets differ");
-    let mut partial: Vec<(Vec<TokenId>, String, Vec<TokenLogprob>)> = order.iter().map(|_| Default::default()).collect();
+    let mut partial: Vec<(Vec<TokenId>, String, Vec<TokenLogprob>)> =
+        order.iter().map(|_| Default::default()).collect();
     let mut done: Vec<Option<Outcome>> = order.iter().map(|_| None).collect();
     for submission in submissions {
         handle.commands.send(Command::Submit(Box::new(submission))).map_err(|_| EmbedError::Dead)?;

@@ -1,5 +1,7 @@
 //! The one integration binary.
 
 mod forward;
-mod tidy;
+mod identity;
+mod schedule;
 mod tick;
+mod tidy;
