@@ -55,18 +55,18 @@ fn dequantises_as_ggml() {
 fn activations_are_quantised_as_ggml() {
     let Some(fixture) = Fixture::open() else { return };
     let x = fixture.floats("x");
-    for (x, b) in x.chunks_exact(32).zip(fixture.tensor("x.q8_0").chunks_exact(34)) {
+    for (x, b) in x.as_chunks::<32>().0.iter().zip(fixture.tensor("x.q8_0").chunks_exact(34)) {
         let q = quantize_32(x);
         assert_eq!(q.scale, f16_at(b, 0));
         assert!(q.codes.iter().zip(&b[2..]).all(|(a, b)| *a == *b as i8));
     }
-    for (x, b) in x.chunks_exact(32).zip(fixture.tensor("x.q8_1").chunks_exact(36)) {
+    for (x, b) in x.as_chunks::<32>().0.iter().zip(fixture.tensor("x.q8_1").chunks_exact(36)) {
         let q = quantize_32(x);
         assert_eq!(q.scale, f16_at(b, 0));
         assert_eq!(q.scaled_sum, f16_at(b, 2));
         assert!(q.codes.iter().zip(&b[4..]).all(|(a, b)| *a == *b as i8));
     }
-    for (x, b) in x.chunks_exact(256).zip(fixture.tensor("x.q8_K").chunks_exact(292)) {
+    for (x, b) in x.as_chunks::<256>().0.iter().zip(fixture.tensor("x.q8_K").chunks_exact(292)) {
         let q = quantize_256(x);
         let scale = f32::from_le_bytes([b[0], b[1], b[2], b[3]]);
         assert_eq!(q.scale, scale.abs());
@@ -84,7 +84,7 @@ fn integer_formula(quant: Quant, row: &[u8], x: &[f32]) -> f64 {
     match quant.family() {
         Family::Float => dot(x, &w),
         Family::Block32 { .. } => blocks
-            .zip(x.chunks_exact(32))
+            .zip(x.as_chunks::<32>().0)
             .map(|((block, w), x)| {
                 let (q, m) = (quantize_32(x), f64::from(quant.decode_32(block).m));
                 // The minimum is multiplied by the rounded sum, not by the sum of the rounded values.
@@ -94,7 +94,7 @@ fn integer_formula(quant: Quant, row: &[u8], x: &[f32]) -> f64 {
             })
             .sum(),
         Family::Block256 { .. } => blocks
-            .zip(x.chunks_exact(256))
+            .zip(x.as_chunks::<256>().0)
             .map(|((_, w), x)| {
                 let q = quantize_256(x);
                 dot(&q.codes.map(|c| f32::from(c) * q.scale), w)
@@ -159,7 +159,7 @@ fn activation_blocks_at_the_edges() {
         let mut x = [1.0; 256];
         x[77] = bad;
         assert!(quantize_256(&x).scale.is_nan());
-        assert!(quantize_32(&x[64..96]).scale.is_nan());
-        assert_eq!(quantize_32(&x[..32]).codes, [127; 32]);
+        assert!(quantize_32(x[64..96].as_array().expect("32")).scale.is_nan());
+        assert_eq!(quantize_32(x[..32].as_array().expect("32")).codes, [127; 32]);
     }
 }

@@ -5,6 +5,7 @@
 use std::arch::x86_64::*;
 
 use crate::cpu::matmul::{Kernel, TileArgs, TileOut};
+use crate::input::{Acts, Form};
 use crate::panel::{LANES, Layout};
 use crate::quant::Quant;
 
@@ -140,6 +141,20 @@ fn prefetch(ahead: *const u8, lines: usize) {
         // SAFETY: a hint that may be given any address.
         unsafe { _mm_prefetch::<_MM_HINT_T1>(ahead.wrapping_add(64 * i).cast()) }
     }
+}
+
+avx2! {
+/// [`Acts::fill_cells`], compiled for this instruction set.
+pub(crate) fn fill(acts: &mut Acts, form: Form, x: &[f32], k: usize) {
+    acts.fill_cells(form, x, k);
+}
+}
+
+avx2! {
+/// [`Quant::dequantize`], compiled for this instruction set.
+pub(crate) fn dequantize(quant: Quant, bytes: &[u8], dst: &mut [f32]) {
+    quant.dequantize_blocks(bytes, dst);
+}
 }
 
 avx2! {

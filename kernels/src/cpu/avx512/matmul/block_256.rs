@@ -258,7 +258,7 @@ impl Codes for Q3_K {
     avx512! {
     unsafe fn codes(w: *const u8, j: usize) -> [__m512i; 8] {
         // SAFETY: lines of the step.
-        let (low, high) = unsafe { (lines_8(w, 12 + 8 * (j / 4)), lines_8(w, 4)) };
+        let (high, low) = unsafe { (lines_8(w, 4), lines_8(w, 12 + 8 * (j / 4))) };
         with_high(field(low, 2 * (j % 4), 3), high, j, 1, 2)
     }
     }
@@ -301,7 +301,7 @@ impl Codes for Q5_K {
     avx512! {
     unsafe fn codes(w: *const u8, j: usize) -> [__m512i; 8] {
         // SAFETY: lines of the step.
-        let (low, high) = unsafe { (lines_8(w, 12 + 8 * (j / 2)), lines_8(w, 4)) };
+        let (high, low) = unsafe { (lines_8(w, 4), lines_8(w, 12 + 8 * (j / 2))) };
         with_high(field(low, 4 * (j % 2), 15), high, j, 1, 4)
     }
     }
