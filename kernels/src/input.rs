@@ -65,53 +65,64 @@ pub(crate) struct Quantized32 {
 pub(crate) struct Quantized256 {
     pub scale: f32,
     pub codes: [i8; 256],
+    /// Sums of 16 codes.
+    pub sums: [i16; 16],
 }
 
-/// `max |x|`, or NaN if an element is not finite.
-#[inline(always)]
-fn magnitude(x: &[f32]) -> f32 {
-    // Bits of non-negative floats are ordered as integers, infinities and NaN above all others.
-    let bits = x.iter().map(|v| v.to_bits() & 0x7fff_ffff).max().unwrap_or(0);
-    if bits >= f32::INFINITY.to_bits() { f32::NAN } else { f32::from_bits(bits) }
+/// The quantisers of one instruction set; all give the same bits.
+pub(crate) trait Quantize: Copy {
+    /// Quantises 32 activations; see the module's text.
+    fn block_32(self, x: &[f32; 32]) -> Quantized32;
+    /// Quantises 256 activations; see the module's text.
+    fn block_256(self, x: &[f32; 256]) -> Quantized256;
 }
 
-/// Codes at `inverse` codes a unit; all zero where the block has no usable scale.
-#[inline(always)]
-fn encode(x: &[f32], inverse: f32, codes: &mut [i8]) {
-    let inverse = if inverse.is_finite() { inverse } else { 0.0 };
-    for (code, &x) in codes.iter_mut().zip(x) {
-        // NaN, which infinity times 0 is too, becomes 0.
-        *code = (x * inverse).round_ties_even() as i8;
+/// Plain Rust: the specification.
+#[derive(Clone, Copy)]
+pub(crate) struct Plain;
+
+impl Quantize for Plain {
+    fn block_32(self, x: &[f32; 32]) -> Quantized32 {
+        let max = checked(magnitude_bits(x));
+        let codes = encode(x, inverse(max));
+        let sum: i32 = codes.iter().map(|&c| i32::from(c)).sum();
+        let scale = max / 127.0;
+        Quantized32 { scale: through_f16(scale), scaled_sum: through_f16(scale * sum as f32), sum, codes }
+    }
+
+    fn block_256(self, x: &[f32; 256]) -> Quantized256 {
+        let max = checked(magnitude_bits(x));
+        let codes = encode(x, inverse(max));
+        let sums = std::array::from_fn(|j| codes[16 * j..][..16].iter().map(|&c| i16::from(c)).sum());
+        // 1 / inf is the 0 of an all-zero block.
+        Quantized256 { scale: 1.0 / (127.0 / max), codes, sums }
     }
 }
 
-/// Quantises 32 activations; see the module's text.
-#[inline(always)]
-pub(crate) fn quantize_32(x: &[f32; 32]) -> Quantized32 {
-    let max = magnitude(x);
-    let mut codes = [0; 32];
-    encode(x, 127.0 / max, &mut codes);
-    let scale = max / 127.0;
-    let sum: i32 = codes.iter().map(|&c| i32::from(c)).sum();
-    Quantized32 { scale: through_f16(scale), scaled_sum: through_f16(scale * sum as f32), sum, codes }
+/// Bits of `max |x|`. Bits of non-negative floats are ordered as integers, infinities and NaN above all others.
+fn magnitude_bits(x: &[f32]) -> u32 {
+    x.iter().map(|v| v.to_bits() & 0x7fff_ffff).max().unwrap_or(0)
+}
+
+/// The magnitude, or NaN if an element is not finite.
+pub(crate) fn checked(bits: u32) -> f32 {
+    if bits >= f32::INFINITY.to_bits() { f32::NAN } else { f32::from_bits(bits) }
+}
+
+/// Codes a unit; 0 where the block has no usable scale: zero, too small to invert, or not finite.
+pub(crate) fn inverse(max: f32) -> f32 {
+    let inverse = 127.0 / max;
+    if inverse.is_finite() { inverse } else { 0.0 }
+}
+
+fn encode<const N: usize>(x: &[f32; N], inverse: f32) -> [i8; N] {
+    if inverse == 0.0 { [0; N] } else { x.map(|x| (x * inverse).round_ties_even() as i8) }
 }
 
 /// Rounded to f16 precision; unchanged where f16 has only infinity.
-#[inline(always)]
-fn through_f16(x: f32) -> f32 {
+pub(crate) fn through_f16(x: f32) -> f32 {
     let half = f16::from_f32(x).to_f32();
     if half.is_infinite() { x } else { half }
-}
-
-/// Quantises 256 activations; see the module's text.
-#[inline(always)]
-pub(crate) fn quantize_256(x: &[f32; 256]) -> Quantized256 {
-    let max = magnitude(x);
-    let inverse = 127.0 / max;
-    let mut codes = [0; 256];
-    encode(x, inverse, &mut codes);
-    // 1 / inf is the 0 of an all-zero block.
-    Quantized256 { scale: 1.0 / inverse, codes }
 }
 
 /// Activations in one form. Arrays that a form does not need stay empty.
@@ -174,9 +185,9 @@ impl Acts {
         crate::cpu::matmul::fill(isa, self, form, x, k);
     }
 
-    /// The loop of [`Acts::fill`]: plain Rust, compiled once for each instruction set by the functions that inline it.
+    /// The loop of [`Acts::fill`], inlined into a function of the instruction set of `with`.
     #[inline(always)]
-    pub(crate) fn fill_cells(&mut self, form: Form, x: &[f32], k: usize) {
+    pub(crate) fn fill_cells(&mut self, with: impl Quantize, form: Form, x: &[f32], k: usize) {
         let step = form.step();
         let mut padded = [0.0; 256];
         for t in 0..self.tiles() {
@@ -185,11 +196,11 @@ impl Acts {
                 for (b, x) in x[r * k..][..k].chunks(step).enumerate() {
                     let at = self.cell(&tile, r, b);
                     if x.len() == step {
-                        self.fill_cell(form, at, x);
+                        self.fill_cell(with, form, at, x);
                     } else {
                         padded[..x.len()].copy_from_slice(x);
                         padded[x.len()..step].fill(0.0);
-                        self.fill_cell(form, at, &padded[..step]);
+                        self.fill_cell(with, form, at, &padded[..step]);
                     }
                 }
             }
@@ -197,12 +208,12 @@ impl Acts {
     }
 
     #[inline(always)]
-    fn fill_cell(&mut self, form: Form, at: usize, x: &[f32]) {
+    fn fill_cell(&mut self, with: impl Quantize, form: Form, at: usize, x: &[f32]) {
         match form {
             Form::Float => self.floats[32 * at..][..32].copy_from_slice(x),
             Form::Int32 => {
                 for (h, x) in x.as_chunks::<32>().0.iter().enumerate() {
-                    let q = quantize_32(x);
+                    let q = with.block_32(x);
                     let at = 2 * at + h;
                     self.codes[32 * at..][..32].copy_from_slice(&q.codes);
                     self.scale[at] = q.scale;
@@ -213,15 +224,13 @@ impl Acts {
                 }
             }
             Form::Int256 => {
-                let q = quantize_256(x.as_array().expect("a step of 256"));
+                let q = with.block_256(x.as_array().expect("a step of 256"));
                 self.codes[256 * at..][..256].copy_from_slice(&q.codes);
                 self.scale[at] = q.scale;
-                let sum = |codes: &[i8]| codes.iter().map(|&c| i16::from(c)).sum::<i16>();
-                let sums: [i16; 16] = std::array::from_fn(|j| sum(&q.codes[16 * j..][..16]));
-                for (j, sum) in sums.into_iter().enumerate() {
+                for (j, sum) in q.sums.into_iter().enumerate() {
                     self.sums_16[16 * at + in_pairs(j)] = sum;
                 }
-                for (j, sums) in sums.as_chunks::<2>().0.iter().enumerate() {
+                for (j, sums) in q.sums.as_chunks::<2>().0.iter().enumerate() {
                     self.sums_32[8 * at + in_pairs(j)] = sums[0] + sums[1];
                 }
             }
@@ -332,3 +341,7 @@ impl<'a> Input<'a> {
         }
     }
 }
+
+#[cfg(test)]
+#[path = "input_tests.rs"]
+mod tests;

@@ -18,7 +18,7 @@
 use crate::blocks::{
     Block32, Block256, float, iq4_nl, iq4_xs, q2_k, q3_k, q4_0, q4_1, q4_k, q5_0, q5_1, q5_k, q6_k, q8_0,
 };
-use crate::input::{quantize_32, quantize_256};
+use crate::input::{Plain, Quantize};
 
 /// A weight format. Spelled as in GGUF files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -239,13 +239,13 @@ impl Quant {
         let acc = match (mode, self.family()) {
             (Activation::Integer, Family::Block32 { min }) => {
                 blocks.zip(x.as_chunks::<32>().0).fold(0.0, |acc, (b, x)| {
-                    let x = quantize_32(x);
+                    let x = Plain.block_32(x);
                     step_32(acc, &self.decode_32(b), min, x.scale, x.scaled_sum, &x.codes)
                 })
             }
             (Activation::Integer, Family::Block256 { min }) => {
                 blocks.zip(x.as_chunks::<256>().0).fold(0.0, |acc, (b, x)| {
-                    let x = quantize_256(x);
+                    let x = Plain.block_256(x);
                     step_256(acc, &self.decode_256(b), min, x.scale, &x.codes)
                 })
             }

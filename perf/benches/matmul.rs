@@ -2,8 +2,8 @@
 //! second as a share of a plain read of the same bytes in the same run.
 //!
 //! `cargo bench -p engine-perf --bench matmul -- [FORMAT..] [--shape KxN] [--rows 1,2,..] [--isa scalar|avx2|avx512]
-//! [--threads N] [--file] [--exact]`. Weights are panels unless `--file` is given, and together larger than the caches
-//! (96 MB). Candidates alternate inside a round and every call is a sample; figures are lower quartiles, so that samples
+//! [--threads N] [--file] [--exact] [--cached]`. Weights are panels unless `--file` is given, and together larger than the caches
+//! (96 MB), unless `--cached` says one matrix. Candidates alternate inside a round and every call is a sample; figures are lower quartiles, so that samples
 //! in which something else had the core do not count.
 
 use std::sync::Arc;
@@ -13,6 +13,7 @@ use engine_kernels::{Activation, Input, InputScratch, Isa, Matrix, Pool, Quant, 
 
 const TOTAL_BYTES: usize = 96 << 20;
 const ROUNDS: usize = 9;
+const ROUNDS_CACHED: usize = 200;
 
 struct Options {
     quants: Vec<Quant>,
@@ -22,6 +23,7 @@ struct Options {
     isa: Isa,
     threads: usize,
     file: bool,
+    cached: bool,
     mode: Activation,
 }
 
@@ -34,6 +36,7 @@ fn options() -> Options {
         isa: Isa::best(),
         threads: 1,
         file: false,
+        cached: false,
         mode: Activation::Integer,
     };
     let mut args = std::env::args().skip(1);
@@ -54,6 +57,7 @@ fn options() -> Options {
                 o.isa = Isa::available().into_iter().find(same).expect("an instruction set of this machine");
             }
             "--file" => o.file = true,
+            "--cached" => o.cached = true,
             "--exact" => o.mode = Activation::Exact,
             name => {
                 let same = |q: &Quant| q.name().eq_ignore_ascii_case(name);
@@ -100,7 +104,7 @@ fn main() {
     let x: Vec<f32> = (0..o.k * o.rows.iter().max().expect("a row count")).map(|i| (i as f32 * 0.7).sin()).collect();
     for quant in o.quants {
         let bytes = Arc::new(weights(quant, o.n, o.k));
-        let count = TOTAL_BYTES.div_ceil(bytes.len());
+        let count = if o.cached { 1 } else { TOTAL_BYTES.div_ceil(bytes.len()) };
         let matrices: Vec<Matrix> = (0..count)
             .map(|_| {
                 // File rows are a copy for each matrix: shared bytes would stay in the cache.
@@ -116,7 +120,7 @@ fn main() {
         let mut reads = Vec::new();
         let mut scratch = InputScratch::new();
         let mut dst = vec![0.0; o.n * o.rows.iter().max().expect("a row count")];
-        for _ in 0..ROUNDS {
+        for _ in 0..if o.cached { ROUNDS_CACHED } else { ROUNDS } {
             for w in &matrices {
                 reads.push(seconds(|| {
                     std::hint::black_box(w.read_all());

@@ -5,7 +5,7 @@
 #![expect(unsafe_code, reason = "calls of instruction-set kernels, which work on pointers")]
 
 use super::detect::Isa;
-use crate::input::{Acts, Form, TILE_ROWS};
+use crate::input::{Acts, Form, Plain, TILE_ROWS};
 use crate::panel::{LANES, Layout};
 use crate::quant::Quant;
 
@@ -169,7 +169,7 @@ pub(crate) fn fill(isa: Isa, acts: &mut Acts, form: Form, x: &[f32], k: usize) {
         // SAFETY: the instruction set was detected.
         #[cfg(target_arch = "x86_64")]
         Isa::Avx2 | Isa::Avx512 => unsafe { super::avx2::matmul::fill(acts, form, x, k) },
-        _ => acts.fill_cells(form, x, k),
+        _ => acts.fill_cells(Plain, form, x, k),
     }
 }
 
