@@ -16,7 +16,10 @@ impl Kernel for Chains {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) -> f32 {
         let (a, b) = (s.splat(0.999), s.splat(0.001));
-        let mut sums = [s.splat(1.0); CHAINS];
+        let mut sums = [s.splat(0.0); CHAINS];
+        for (i, sum) in sums.iter_mut().enumerate() {
+            *sum = s.splat(i as f32); // equal chains would be computed once
+        }
         for _ in 0..self.0 {
             for sum in &mut sums {
                 *sum = sum.mul_add(a, b);

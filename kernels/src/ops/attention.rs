@@ -406,15 +406,16 @@ impl<E: Element> Tile<'_, E> {
         if seen[Q - 1] == 0 {
             return;
         }
-        let mut weights = [[0.0; SPLIT_TOKENS]; Q];
+        let mut weights = Weights([[0.0; SPLIT_TOKENS]; Q]);
+        let weights = &mut weights.0;
         let pages = seen[Q - 1].div_ceil(PAGE_TOKENS);
         let mut page = 0;
         while page + P <= pages {
-            self.scores::<S, Q, P>(s, page, &mut weights);
+            self.scores::<S, Q, P>(s, page, weights);
             page += P;
         }
         while page < pages {
-            self.scores::<S, Q, 1>(s, page, &mut weights);
+            self.scores::<S, Q, 1>(s, page, weights);
             page += 1;
         }
         let mut factors = [(0.0, 1.0); Q];
@@ -433,15 +434,15 @@ impl<E: Element> Tile<'_, E> {
         let merge = Merging { seen, first, factors };
         let mut channel = 0;
         while channel + C * LANES <= self.call.head_dim {
-            self.outputs::<S, Q, C>(s, channel, &weights, &merge, out);
+            self.outputs::<S, Q, C>(s, channel, weights, &merge, out);
             channel += C * LANES;
         }
         while channel + LANES <= self.call.head_dim {
-            self.outputs::<S, Q, 1>(s, channel, &weights, &merge, out);
+            self.outputs::<S, Q, 1>(s, channel, weights, &merge, out);
             channel += LANES;
         }
         if channel < self.call.head_dim {
-            self.output_rest::<S, Q>(s, channel, &weights, &merge, out);
+            self.output_rest::<S, Q>(s, channel, weights, &merge, out);
         }
     }
 
@@ -550,6 +551,10 @@ impl<E: Element> Tile<'_, E> {
         }
     }
 }
+
+/// Scores, then weights, of some queries over one split; aligned, so that no vector lies on two cache lines.
+#[repr(align(64))]
+struct Weights<const Q: usize>([[f32; SPLIT_TOKENS]; Q]);
 
 /// How a split's outputs join those before it.
 struct Merging<const Q: usize> {
