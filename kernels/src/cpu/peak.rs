@@ -3,8 +3,8 @@
 use super::detect::Isa;
 use super::lanes::{Kernel, LANES, Simd, Vector, dispatch};
 
-/// Independent chains: latency times throughput of any core we know.
-const CHAINS: usize = 12;
+/// Independent chains: they cover the latency, and fit the registers where a vector takes two of them.
+const CHAINS: usize = 5;
 
 /// Fused multiply-adds that [`fma_chains`] does a turn.
 pub const FMA_PER_TURN: usize = CHAINS * LANES;

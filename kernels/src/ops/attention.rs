@@ -326,16 +326,18 @@ fn tile<S: Simd>(left: usize) -> usize {
 fn pack_queries<S: Simd, E: Element>(call: &Call<'_, E>, item: &Item<'_>) -> Vec<f32> {
     let (group, head_dim) = (call.group(), call.head_dim);
     let n = item.rows.len() * group;
-    let mut packed = Vec::with_capacity(n * head_dim);
-    let query = |i: usize| {
-        let row = item.rows.start + i / group;
-        &call.q[(row * call.heads + item.kv_head * group + i % group) * head_dim..][..head_dim]
-    };
+    let mut packed = vec![0.0; n * head_dim];
     let mut start = 0;
     while start < n {
         let tile = tile::<S>(n - start);
-        for d in 0..head_dim {
-            packed.extend((start..start + tile).map(|i| query(i)[d]));
+        let columns = &mut packed[start * head_dim..(start + tile) * head_dim];
+        for i in 0..tile {
+            let row = item.rows.start + (start + i) / group;
+            let head = item.kv_head * group + (start + i) % group;
+            let query = &call.q[(row * call.heads + head) * head_dim..][..head_dim];
+            for (column, &x) in columns.chunks_exact_mut(tile).zip(query) {
+                column[i] = x;
+            }
         }
         start += tile;
     }
@@ -366,8 +368,7 @@ fn split_all<S: Simd, E: Element>(
             (4, _) => work.run::<S, 4, 4, 4>(s, running, out),
             (2, true) => work.run::<S, 2, 4, 4>(s, running, out),
             (2, false) => work.run::<S, 2, 2, 2>(s, running, out),
-            (_, true) => work.run::<S, 1, 8, 8>(s, running, out),
-            (_, false) => work.run::<S, 1, 4, 4>(s, running, out),
+            _ => work.run::<S, 1, 4, 4>(s, running, out),
         }
         start += tile;
     }

@@ -405,10 +405,10 @@ impl Sweep<'_> {
         let state = self.state[stored.clone()].chunks_exact(width);
         for ((slice, state), &k) in slice.iter_mut().zip(state).zip(first_k) {
             let k = s.splat(k);
-            for w in 0..W {
+            for (w, next) in next.iter_mut().enumerate() {
                 let x = part::<S, W>(s, state, w);
                 x.store(&mut slice.0[w]);
-                next[w] = x.mul_add(k, next[w]);
+                *next = x.mul_add(k, *next);
             }
         }
         let scale = s.splat(1.0 / (self.dims.key_dim as f32).sqrt());
