@@ -1,1 +1,6 @@
 //! Processes: flags, sockets, signals, exit codes.
+
+pub mod bench;
+pub mod embed;
+pub mod open;
+pub mod serve;

@@ -1,1 +1,21 @@
-//! Bytes outside, typed values inside. Knows no request.
+//! Bytes outside, typed values inside. Knows no request, no kernel and no forward pass.
+//!
+//! - [`shards::ModelFile`] opens a model: one GGUF file, any shard of a split one, a directory, or static bytes.
+//! - [`gguf`] reads and writes the GGUF format itself: every value and tensor type, runnable or not.
+//! - [`names`] knows how architectures spell their tensors and checks a tensor directory against a list of wishes.
+//! - [`text`] is the way between characters and token ids: vocabularies, pre-tokenizers, BPE, chat templates.
+//! - [`mmap`] is the one place with `unsafe`: read-only mappings, and the answer to a file that shrinks under one.
+//! - [`error::Error`] is what all of them answer to bad input: file, key or tensor, found, expected, what to do.
+//!
+//! What is absent: nothing here waits, allocates by a number a file claims, or panics on file data.
+
+pub mod error;
+pub mod gguf;
+pub mod mmap;
+pub mod names;
+pub mod shards;
+pub mod text;
+
+pub use error::{Error, Result};
+pub use gguf::types::TensorType;
+pub use shards::{Bytes, ModelFile, OpenOptions};

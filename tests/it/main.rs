@@ -1,1 +1,7 @@
 //! The one integration binary.
+
+mod forward;
+mod identity;
+mod schedule;
+mod tick;
+mod tidy;

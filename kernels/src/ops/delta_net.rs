@@ -22,7 +22,7 @@ use crate::cpu::disjoint::Blocks;
 use crate::cpu::lanes::{Kernel, LANES, Simd, Vector, dispatch};
 use crate::cpu::pool::Pool;
 
-use super::delta_state::{DeltaDims, DeltaLayer};
+use super::delta_state::{COLUMNS, DeltaDims, DeltaLayer};
 use super::exp::{exp_lanes, sigmoid_lanes, silu_lanes, softplus};
 use super::norm::{rms_factor, sum_of_squares};
 
@@ -318,11 +318,15 @@ fn add_product<S: Simd>(s: S, first: bool, a: &[f32], b: &[f32], dst: &mut [f32]
     let (a, a_rest) = a.as_chunks::<LANES>();
     let (b, b_rest) = b.as_chunks::<LANES>();
     let (dst, dst_rest) = dst.as_chunks_mut::<LANES>();
-    let term = |a: S::V, b: S::V, dst: S::V| if first { a.mul(b) } else { a.mul_add(b, dst) };
     for ((a, b), dst) in a.iter().zip(b).zip(dst) {
-        term(s.load(a), s.load(b), s.load(dst)).store(dst);
+        term(first, s.load(a), s.load(b), s.load(dst)).store(dst);
     }
-    term(s.load_partial(a_rest), s.load_partial(b_rest), s.load_partial(dst_rest)).store_partial(dst_rest);
+    term(first, s.load_partial(a_rest), s.load_partial(b_rest), s.load_partial(dst_rest)).store_partial(dst_rest);
+}
+
+#[inline(always)]
+fn term<V: Vector>(first: bool, a: V, b: V, dst: V) -> V {
+    if first { a.mul(b) } else { a.mul_add(b, dst) }
 }
 
 /// Rows as they are logged: `mixed [row][channels]`, `gates [row][2][value_heads]`.
@@ -330,6 +334,17 @@ fn add_product<S: Simd>(s: S, first: bool, a: &[f32], b: &[f32], dst: &mut [f32]
 struct Rows<'a> {
     mixed: &'a [f32],
     gates: &'a [f32],
+}
+
+/// One row of a slice of the state, on a cache line of its own.
+#[derive(Clone, Copy)]
+#[repr(align(64))]
+struct Slice<const W: usize>([[f32; LANES]; W]);
+
+/// Vector w of a slice's columns: only a slice of one vector may be narrower.
+#[inline(always)]
+fn part<S: Simd, const W: usize>(s: S, columns: &[f32], w: usize) -> S::V {
+    if W > 1 { s.load(&columns.as_chunks::<LANES>().0[w]) } else { s.load_partial(columns) }
 }
 
 /// All rows of a segment over the state of one head.
@@ -374,25 +389,26 @@ impl Sweep<'_> {
         }
     }
 
-    /// `W` vectors of columns from `column` on; the last one may stick out over value_dim.
+    /// `W` vectors of columns from `column` on; a single one may stick out over value_dim.
     #[inline(always)]
-    fn columns<S: Simd, const W: usize>(&mut self, s: S, column: usize, slice: &mut Vec<[[f32; LANES]; W]>) {
+    fn columns<S: Simd, const W: usize>(&mut self, s: S, column: usize, slice: &mut Vec<Slice<W>>) {
         let (log_len, rows) = (self.segment.log_len, self.out.len());
         let steps = log_len + rows;
         let folded = log_len + self.segment.committed;
         let value_dim = self.dims.value_dim;
         let width = (value_dim - column).min(W * LANES);
-        slice.resize(self.dims.key_dim, [[0.0; LANES]; W]);
+        slice.resize(self.dims.key_dim, Slice([[0.0; LANES]; W]));
         // Load, and the first row's sum in the same go.
         let mut next = [s.splat(0.0); W];
         let first_k = self.step(0).k;
-        for ((slice, state), &k) in slice.iter_mut().zip(self.state.chunks_exact(value_dim)).zip(first_k) {
+        let stored = column * self.dims.key_dim..(column + width) * self.dims.key_dim;
+        let state = self.state[stored.clone()].chunks_exact(width);
+        for ((slice, state), &k) in slice.iter_mut().zip(state).zip(first_k) {
             let k = s.splat(k);
-            let flat = slice.as_flattened_mut();
-            flat[..width].copy_from_slice(&state[column..column + width]);
-            flat[width..].fill(0.0);
-            for w in 0..W {
-                next[w] = s.load(&slice[w]).mul_add(k, next[w]);
+            for (w, next) in next.iter_mut().enumerate() {
+                let x = part::<S, W>(s, state, w);
+                x.store(&mut slice.0[w]);
+                *next = x.mul_add(k, *next);
             }
         }
         let scale = s.splat(1.0 / (self.dims.key_dim as f32).sqrt());
@@ -400,10 +416,11 @@ impl Sweep<'_> {
             let now = self.step(t);
             let (decay, beta) = (s.splat(now.decay), s.splat(now.beta));
             let v = &now.v[column..column + width];
-            let delta: [S::V; W] = std::array::from_fn(|w| {
-                let v = s.load_partial(&v[(w * LANES).min(width)..((w + 1) * LANES).min(width)]);
-                beta.mul(v.sub(next[w].mul(decay)))
-            });
+            let mut delta = [s.splat(0.0); W];
+            for w in 0..W {
+                let v = part::<S, W>(s, v, w);
+                delta[w] = beta.mul(v.sub(next[w].mul(decay)));
+            }
             let next_k = if t + 1 < steps { Some(self.step(t + 1).k) } else { None };
             let output = if t >= log_len {
                 let (o, sums) = match next_k {
@@ -426,8 +443,11 @@ impl Sweep<'_> {
                 }
             }
             if t + 1 == folded {
-                for (state, slice) in self.state.chunks_exact_mut(value_dim).zip(slice.iter()) {
-                    state[column..column + width].copy_from_slice(&slice.as_flattened()[..width]);
+                let state = self.state[stored.clone()].chunks_exact_mut(width);
+                for (state, slice) in state.zip(slice.iter()) {
+                    for (lanes, state) in slice.0.iter().zip(state.chunks_mut(LANES)) {
+                        s.load(lanes).store_partial(state);
+                    }
                 }
             }
         }
@@ -444,9 +464,9 @@ impl Kernel for Sweep<'_> {
         let value_dim = self.dims.value_dim;
         let (mut wide, mut narrow) = (Vec::new(), Vec::new());
         let mut column = 0;
-        while column + 2 * LANES <= value_dim {
+        while column + COLUMNS <= value_dim {
             self.columns::<S, 2>(s, column, &mut wide);
-            column += 2 * LANES;
+            column += COLUMNS;
         }
         while column < value_dim {
             self.columns::<S, 1>(s, column, &mut narrow);
@@ -464,7 +484,7 @@ impl Kernel for Sweep<'_> {
 #[inline(always)]
 fn step<S: Simd, const W: usize, const OUT: bool, const NEXT: bool>(
     s: S,
-    slice: &mut [[[f32; LANES]; W]],
+    slice: &mut [Slice<W>],
     k: &[f32],
     q: &[f32],
     next_k: &[f32],
@@ -476,8 +496,8 @@ fn step<S: Simd, const W: usize, const OUT: bool, const NEXT: bool>(
     for (((slice, &k), &q), &next_k) in slice.iter_mut().zip(k).zip(q).zip(next_k) {
         let (k, q, next_k) = (s.splat(k), s.splat(q), s.splat(next_k));
         for w in 0..W {
-            let x = k.mul_add(delta[w], s.load(&slice[w]).mul(decay));
-            x.store(&mut slice[w]);
+            let x = k.mul_add(delta[w], s.load(&slice.0[w]).mul(decay));
+            x.store(&mut slice.0[w]);
             if OUT {
                 o[w] = x.mul_add(q, o[w]);
             }
@@ -496,11 +516,11 @@ fn gate_output<S: Simd>(s: S, out: &mut [f32], norm: &[f32], z: &[f32], eps: f32
     let (out, out_rest) = out.as_chunks_mut::<LANES>();
     let (norm, norm_rest) = norm.as_chunks::<LANES>();
     let (z, z_rest) = z.as_chunks::<LANES>();
-    let gate = |out: S::V, norm: S::V, z: S::V| out.mul(factor).mul(norm).mul(silu_lanes(s, z));
     for ((out, norm), z) in out.iter_mut().zip(norm).zip(z) {
-        gate(s.load(out), s.load(norm), s.load(z)).store(out);
+        s.load(out).mul(factor).mul(s.load(norm)).mul(silu_lanes(s, s.load(z))).store(out);
     }
-    gate(s.load_partial(out_rest), s.load_partial(norm_rest), s.load_partial(z_rest)).store_partial(out_rest);
+    let (z, norm) = (s.load_partial(z_rest), s.load_partial(norm_rest));
+    s.load_partial(out_rest).mul(factor).mul(norm).mul(silu_lanes(s, z)).store_partial(out_rest);
 }
 
 #[cfg(test)]
