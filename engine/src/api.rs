@@ -177,6 +177,8 @@ pub enum Command {
     Submit(Box<Submission>),
     /// Forget a choice wherever it is; nothing more is said about it.
     Cancel(Ticket),
+    /// The front end has no room for more of this choice: the row waits (no draft, no verify) and keeps its pages.
+    Pause(Ticket),
     /// The front end has room again for this choice's events.
     Resume(Ticket),
     /// Finish what runs, refuse what waits, then end.
@@ -290,6 +292,18 @@ pub enum Event {
         /// Why.
         error: AdmitError,
     },
+}
+
+impl Event {
+    /// Whose event it is.
+    pub fn ticket(&self) -> Ticket {
+        match self {
+            Self::Admitted { ticket, .. }
+            | Self::Delta { ticket, .. }
+            | Self::Finished { ticket, .. }
+            | Self::Refused { ticket, .. } => *ticket,
+        }
+    }
 }
 
 /// Draft accounting of one proposer or of all. `proposed = trimmed + drafted` and

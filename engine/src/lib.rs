@@ -1,7 +1,21 @@
 //! The tables and the tick. Opens no socket, sees time only as an argument, holds no unsafe code.
 #![forbid(unsafe_code)]
 
+pub mod accept;
 pub mod api;
+pub mod clock;
+pub mod cost;
+pub mod exec;
 pub mod ids;
 pub mod limits;
+pub mod metrics;
+pub mod model;
+pub mod pieces;
+pub mod policy;
+pub mod rules;
+pub mod sample;
 pub mod step;
+pub mod systems;
+pub mod tables;
+pub mod tick;
+pub mod world;

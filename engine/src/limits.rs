@@ -53,7 +53,43 @@ pub struct Limits {
     pub checkpoints: usize,
 }
 
+/// Why limits cannot be worked with.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum LimitsError {
+    /// A number is outside its range.
+    #[error("{name} is {found}; it must be {least} to {most}")]
+    Range {
+        /// Which.
+        name: &'static str,
+        /// Its value.
+        found: usize,
+        /// Least allowed value.
+        least: usize,
+        /// Largest allowed value.
+        most: usize,
+    },
+}
+
 impl Limits {
+    /// Checks every number against the others, so that one request alone always ends and every anchor fits a pass.
+    ///
+    /// # Errors
+    /// The first number outside its range.
+    pub fn check(&self) -> Result<(), LimitsError> {
+        let ids = u32::MAX as usize - 1;
+        let range = |name, found, least, most| {
+            if (least..=most).contains(&found) { Ok(()) } else { Err(LimitsError::Range { name, found, least, most }) }
+        };
+        range("slots", self.slots, 1, STEP_ROWS_MAX - 1)?;
+        range("context", self.context, 2, ids)?;
+        range("pages", self.pages, Self::pages_for(self.context), ids)?;
+        range("step_rows", self.step_rows, self.slots + 1, STEP_ROWS_MAX)?;
+        range("prefill_chunk", self.prefill_chunk, 1, STEP_ROWS_MAX)?;
+        range("window_max", self.window_max, 0, WINDOW_MAX)?;
+        range("waiting", self.waiting, 1, ids)?;
+        range("events", self.events, 1, ids)
+    }
+
     /// Pages that hold `tokens` positions.
     pub fn pages_for(tokens: usize) -> usize {
         tokens.div_ceil(PAGE_TOKENS)
@@ -71,6 +107,31 @@ impl Limits {
             waiting: 256,
             events: 4096,
             checkpoints: 0,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_limit_is_checked() {
+        let good = Limits::new(2, 100);
+        assert_eq!(good.check(), Ok(()));
+        for (name, bad) in [
+            ("slots", Limits { slots: 0, ..good.clone() }),
+            ("slots", Limits { slots: 512, ..good.clone() }),
+            ("context", Limits { context: 1, ..good.clone() }),
+            ("pages", Limits { pages: 6, ..good.clone() }),
+            ("step_rows", Limits { step_rows: 2, ..good.clone() }),
+            ("prefill_chunk", Limits { prefill_chunk: 0, ..good.clone() }),
+            ("window_max", Limits { window_max: 64, ..good.clone() }),
+            ("waiting", Limits { waiting: 0, ..good.clone() }),
+            ("events", Limits { events: 0, ..good.clone() }),
+        ] {
+            let Err(LimitsError::Range { name: found, .. }) = bad.check() else { panic!("{name} passes: {bad:?}") };
+            assert_eq!(found, name);
         }
     }
 }

@@ -189,3 +189,6 @@ unsafe fn write_stderr(mut bytes: *const c_void, mut len: usize) {
         len -= n as usize;
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -2,11 +2,11 @@
 //!
 //! The tables say which names exist and when they are needed; dimensions come from the metadata and are the loader's.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
 
 use crate::error::{Error, Result};
-use crate::gguf::{TensorInfo, TensorType};
+use crate::gguf::{LayerCounts, Meta, TensorInfo, TensorType};
 
 /// Where in a model a tensor belongs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -110,13 +110,19 @@ pub const QWEN35: &[Row] = &[
     may(Part::Nextn, "nextn.shared_head_head.weight"),
 ];
 
-/// The table of an architecture; `None` if there is none.
-pub fn table(architecture: &str) -> Option<&'static [Row]> {
-    match architecture {
-        "llama" => Some(LLAMA),
-        "qwen35" => Some(QWEN35),
-        _ => None,
-    }
+/// Every architecture with a table.
+pub const ARCHITECTURES: &[(&str, &[Row])] = &[("llama", LLAMA), ("qwen35", QWEN35)];
+
+/// The table of the architecture a file names.
+///
+/// # Errors
+/// [`Error::UnsupportedArchitecture`], [`Error::MissingKey`], [`Error::WrongType`].
+pub fn table(meta: &Meta) -> Result<&'static [Row]> {
+    let found = meta.architecture()?;
+    ARCHITECTURES.iter().find(|(name, _)| *name == found).map(|(_, rows)| *rows).ok_or_else(|| {
+        let known: Vec<&str> = ARCHITECTURES.iter().map(|(name, _)| *name).collect();
+        Error::UnsupportedArchitecture { file: meta.file().into(), found: found.into(), expected: known.join(", ") }
+    })
 }
 
 /// `blk.N.name`.
@@ -151,33 +157,41 @@ pub enum NextnState {
     },
 }
 
-/// Compares the `nextn_predict_layers` of the metadata with the tensors of `rows`.
-pub fn nextn_state(
-    rows: &[Row],
-    layers: crate::gguf::LayerCounts,
-    has: impl Fn(&str) -> bool,
-    all: &[TensorInfo],
-) -> NextnState {
+/// Compares the `nextn_predict_layers` of the metadata with the tensors of a directory.
+pub fn nextn_state(rows: &[Row], layers: LayerCounts, tensors: &[TensorInfo]) -> NextnState {
     if layers.nextn == 0 {
         let nextn = |t: &&TensorInfo| split_block(&t.name).is_some_and(|(_, rest)| rest.starts_with("nextn."));
-        return match all.iter().find(nextn) {
+        return match tensors.iter().find(nextn) {
             Some(t) => NextnState::Unannounced { example: t.name.clone() },
             None => NextnState::Absent,
         };
     }
-    let fused = |block| has(&in_block(block, "attn_qkv.weight"));
-    let missing: Vec<String> = (layers.trunk()..layers.all)
-        .flat_map(|block| {
-            rows.iter()
-                .filter(|r| r.required && !matches!(r.part, Part::Top | Part::DeltaNet))
-                .filter(move |r| {
-                    !(fused(block) && matches!(r.name, "attn_q.weight" | "attn_k.weight" | "attn_v.weight"))
-                })
-                .map(move |r| in_block(block, r.name))
-        })
-        .filter(|name| !has(name))
-        .collect();
+    let names: HashSet<&str> = tensors.iter().map(|t| t.name.as_str()).collect();
+    let mut missing = Vec::new();
+    for block in layers.trunk()..layers.all {
+        let fused = names.contains(in_block(block, "attn_qkv.weight").as_str());
+        for row in rows.iter().filter(|r| r.required && !matches!(r.part, Part::Top | Part::DeltaNet)) {
+            let name = in_block(block, row.name);
+            let stands_in = fused && matches!(row.name, "attn_q.weight" | "attn_k.weight" | "attn_v.weight");
+            if !stands_in && !names.contains(name.as_str()) {
+                missing.push(name);
+            }
+        }
+    }
     if missing.is_empty() { NextnState::Present } else { NextnState::Incomplete { missing } }
+}
+
+/// Whether a directory holds a head and no block of a trunk: a draft for a target, no model by itself.
+pub fn is_head_only(tensors: &[TensorInfo]) -> bool {
+    let mut nextn = HashSet::new();
+    let mut blocks = HashSet::new();
+    for (block, rest) in tensors.iter().filter_map(|t| split_block(&t.name)) {
+        blocks.insert(block);
+        if rest.starts_with("nextn.") {
+            nextn.insert(block);
+        }
+    }
+    !blocks.is_empty() && blocks == nextn
 }
 
 /// A tensor the loader wants.
@@ -229,8 +243,7 @@ pub struct Preflight {
 impl Preflight {
     /// Compares a directory with the loader's wishes; `computes` says which types the kernels can use.
     pub fn check(tensors: &[TensorInfo], expected: &[Expect], computes: impl Fn(TensorType) -> bool) -> Self {
-        let by_name: std::collections::HashMap<&str, &TensorInfo> =
-            tensors.iter().map(|t| (t.name.as_str(), t)).collect();
+        let by_name: HashMap<&str, &TensorInfo> = tensors.iter().map(|t| (t.name.as_str(), t)).collect();
         let wanted: HashSet<&str> = expected.iter().map(|e| e.name.as_str()).collect();
         let mut out = Self::default();
         let mut unsupported: BTreeMap<TensorType, Unsupported> = BTreeMap::new();
@@ -306,3 +319,6 @@ impl fmt::Display for Preflight {
         f.write_str(&lines.join("\n"))
     }
 }
+
+#[cfg(test)]
+mod tests;

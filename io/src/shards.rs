@@ -127,13 +127,18 @@ impl ModelFile {
     /// # Errors
     /// Any [`Error`] about files, their bytes, or shards that do not belong together.
     pub fn open(path: impl AsRef<Path>, options: OpenOptions) -> Result<Self> {
-        let path = resolve(path.as_ref())?;
-        let (first, tensors) = open_file(&path, options)?;
+        let resolved = resolve(path.as_ref())?;
+        let path = &resolved[0];
+        let (first, tensors) = open_file(path, options)?;
         let split = SplitKeys::read(&first.meta)?;
         if !split.is_shard() {
-            return Self::join(vec![(first, tensors)]);
+            return match resolved.len() {
+                1 => Self::join(vec![(first, tensors)]),
+                // Names that only look split: each is a model of its own.
+                _ => Err(ambiguous(path.parent().unwrap_or(path), &resolved)),
+            };
         }
-        let Some(name) = SplitName::parse(&path) else {
+        let Some(name) = SplitName::parse(path) else {
             return Err(Error::SplitName {
                 file: first.name(),
                 no: split.no.unwrap_or(0).saturating_add(1),
@@ -392,26 +397,26 @@ fn check_common_keys(first: &Meta, later: &Meta) -> Result<()> {
     Ok(())
 }
 
-/// A path that may be a directory -> the file to open.
-fn resolve(path: &Path) -> Result<PathBuf> {
+/// A path that may be a directory -> the file to open first, and the others of its directory that share its split name.
+fn resolve(path: &Path) -> Result<Vec<PathBuf>> {
     let kind = stat(path)?;
     if kind.is_file() {
-        return Ok(path.into());
+        return Ok(vec![path.into()]);
     }
     if !kind.is_dir() {
         return Err(Error::NotAFile { file: path.display().to_string() });
     }
-    let dir = path.display().to_string();
     let failed = |source| Error::Io { file: path.display().to_string(), action: "list", source };
-    // One entry per model: a split set under its first shard's path, present or not, so that a missing one is named.
-    let mut models = BTreeMap::new();
+    // One entry per model: what looks like a split set is filed under its first shard's path.
+    let mut models: BTreeMap<PathBuf, Vec<PathBuf>> = BTreeMap::new();
     for entry in fs::read_dir(path).map_err(failed)? {
         let file = entry.map_err(failed)?.path();
-        if file.extension().is_none_or(|e| !e.eq_ignore_ascii_case("gguf")) || file.is_dir() {
+        let hidden = file.file_name().is_some_and(|n| n.as_encoded_bytes().starts_with(b"."));
+        if hidden || file.extension().is_none_or(|e| !e.eq_ignore_ascii_case("gguf")) || file.is_dir() {
             continue;
         }
         let first = SplitName::parse(&file).map_or_else(|| file.clone(), |name| name.sibling(1));
-        models.entry(first).or_insert(file);
+        models.entry(first).or_default().push(file);
     }
     let is_companion = |p: &Path| {
         let name = p.file_name().unwrap_or_default().to_string_lossy().to_lowercase();
@@ -420,12 +425,18 @@ fn resolve(path: &Path) -> Result<PathBuf> {
     if models.keys().any(|p| !is_companion(p)) {
         models.retain(|p, _| !is_companion(p));
     }
-    match models.len() {
-        0 => Err(Error::NoModelInDirectory { dir }),
-        // The file seen leads to its set, and names the first shard when that is missing.
-        1 => Ok(models.into_values().next().expect("one model")),
-        _ => Err(Error::AmbiguousDirectory { dir, choices: models.keys().map(|p| p.display().to_string()).collect() }),
+    if models.len() > 1 {
+        return Err(ambiguous(path, models.keys()));
     }
+    let (_, mut files) =
+        models.pop_first().ok_or_else(|| Error::NoModelInDirectory { dir: path.display().to_string() })?;
+    files.sort();
+    Ok(files)
+}
+
+fn ambiguous<'a>(dir: &Path, choices: impl IntoIterator<Item = &'a PathBuf>) -> Error {
+    let choices = choices.into_iter().map(|p| p.display().to_string()).collect();
+    Error::AmbiguousDirectory { dir: dir.display().to_string(), choices }
 }
 
 /// Kind and size of what a path leads to.

@@ -1,3 +1,5 @@
 //! The one integration binary.
 
+mod forward;
 mod tidy;
+mod tick;

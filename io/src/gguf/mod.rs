@@ -16,6 +16,9 @@ pub mod read;
 pub mod types;
 pub mod write;
 
+#[cfg(test)]
+mod tests;
+
 pub use layers::LayerCounts;
 pub use meta::{Array, Meta, StrArray, Value};
 pub use read::{Gguf, TensorInfo};

@@ -4,7 +4,7 @@
 //! is allocated by a number the file claims: memory and time are bounded by the bytes present. The first failure ends
 //! the parse; no half-read state leaves this module.
 
-use std::collections::HashMap;
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use super::keys;
@@ -25,10 +25,10 @@ pub const NESTING_MAX: u32 = 4;
 /// Version written, and the newest read.
 pub const VERSION: u32 = 3;
 
-/// Smallest key: one byte of name, a type, one byte of value.
-const KEY_BYTES_MIN: u64 = 8 + 1 + 4 + 1;
-/// Smallest tensor entry: one byte of name, no dimension, type and offset.
-const TENSOR_BYTES_MIN: u64 = 8 + 1 + 4 + 4 + 8;
+/// Smallest key: the length of its name (an empty one has its own diagnosis), a type, one byte of value.
+const KEY_BYTES_MIN: u64 = 8 + 4 + 1;
+/// Smallest tensor entry: the length of its name, no dimension, type and offset.
+const TENSOR_BYTES_MIN: u64 = 8 + 4 + 4 + 8;
 
 /// One tensor of the directory: what it is and where its bytes are.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -178,11 +178,11 @@ pub fn alignment(meta: &Meta) -> Result<u64> {
 /// Turns offsets in the data section into positions in the file and checks each against alignment, file end and
 /// neighbours.
 fn place(tensors: &mut [TensorInfo], file: &str, data_start: u64, alignment: u64, len: u64) -> Result<()> {
-    let mut names = HashMap::with_capacity(tensors.len());
-    for (i, t) in tensors.iter_mut().enumerate() {
-        if names.insert(t.name.clone(), i).is_some() {
-            return Err(Error::DuplicateTensor { file: file.into(), tensor: t.name.clone(), other: file.into() });
-        }
+    let mut names = HashSet::with_capacity(tensors.len());
+    if let Some(t) = tensors.iter().find(|t| !names.insert(t.name.as_str())) {
+        return Err(Error::DuplicateTensor { file: file.into(), tensor: t.name.clone(), other: file.into() });
+    }
+    for t in tensors.iter_mut() {
         let offset = t.start;
         if !offset.is_multiple_of(alignment) {
             return Err(Error::MisalignedTensor {
@@ -305,11 +305,10 @@ impl<'a> Reader<'a> {
 
     /// Magic and version. The version word alone decides about age and byte order.
     fn version(&mut self) -> Result<u32> {
-        let file = || self.file.to_string();
         let head = &self.bytes[..self.bytes.len().min(4)];
         if !b"GGUF".starts_with(head) {
             let found = format!("\"{}\"", head.escape_ascii());
-            return Err(Error::NotGguf { file: file(), found, hint: foreign_hint(self.bytes) });
+            return Err(Error::NotGguf { file: self.file.to_string(), found, hint: foreign_hint(self.bytes) });
         }
         self.take("the magic \"GGUF\"", 4)?;
         match self.u32("the version")? {
@@ -325,22 +324,16 @@ impl<'a> Reader<'a> {
     fn name(&mut self, what: &'static str, index: u64) -> Result<String> {
         let label = format!("{what} {index}");
         let len = self.u64(&label)?;
-        let file = self.file.to_string();
         if len == 0 {
-            return Err(Error::EmptyName { file, what, index });
-        }
-        if len > self.left() {
-            return Err(self.truncated(&label, len));
-        }
-        let bad = |found| Error::BadName { file, what, index, found, limit: NAME_BYTES_MAX };
-        if len > NAME_BYTES_MAX {
-            return Err(bad(format!("{len} bytes")));
+            return Err(Error::EmptyName { file: self.file.to_string(), what, index });
         }
         let bytes = self.take(&label, len)?;
-        match std::str::from_utf8(bytes) {
-            Ok(name) => Ok(name.into()),
-            Err(_) => Err(bad(format!("\"{}\"", bytes.escape_ascii()))),
-        }
+        let found = match std::str::from_utf8(bytes) {
+            Ok(name) if len <= NAME_BYTES_MAX => return Ok(name.into()),
+            Ok(_) => format!("{len} bytes"),
+            Err(_) => format!("\"{}\"", bytes[..bytes.len().min(64)].escape_ascii()),
+        };
+        Err(Error::BadName { file: self.file.to_string(), what, index, found, limit: NAME_BYTES_MAX })
     }
 
     fn value_type(&self, key: &str, id: u32) -> Result<ValueType> {

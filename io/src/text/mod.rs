@@ -10,16 +10,21 @@
 pub mod bpe;
 pub mod detok;
 pub mod error;
+pub mod prompt;
 pub mod special;
 pub mod split;
+pub mod template;
 pub mod tokenizer;
 pub mod vocab;
 
 mod alphabet;
+mod load;
 
 pub use detok::Detok;
 pub use error::TextError;
+pub use prompt::{Prompt, Rendered, SpecialSpan};
 pub use split::Pre;
+pub use template::{ChatTemplate, RenderInput, TemplateError, TemplateFacts, TemplateLimits, ToolStyle};
 pub use tokenizer::{EncodeOptions, Tokenizer};
 pub use vocab::{Pieces, SpecialIds, TokenKind, VocabSpec};
 

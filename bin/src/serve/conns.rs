@@ -1,0 +1,303 @@
+//! One connection: its socket, its unread and unsent bytes, and where it stands in its current request.
+//!
+//! ```text
+//!            ┌────────────── answer complete ───────────────┐
+//!            ▼                                              │
+//! Head ──► Body ──► Busy (text answers) ────────────────────┤
+//!   └─────────────► Drain (answered early, rest thrown away)┘        any ──► Linger (closing) ──► gone
+//! ```
+//!
+//! Requests are answered one at a time; what a client pipelines waits in `input`.
+
+use std::io::{self, Read as _, Write as _};
+use std::time::{Duration, Instant};
+
+use mio::net::TcpStream;
+
+use crate::serve::Bounds;
+use crate::serve::http::response::{self, BodyEnd};
+use crate::serve::http::{Decoder, Head, Method, Reply};
+use crate::serve::limits;
+use crate::serve::routes::Route;
+
+/// Most bytes read ahead of the parser outside an answer.
+const READ_AHEAD_BYTES: usize = 256 * 1024;
+
+/// Where a connection stands.
+pub(crate) enum Phase {
+    /// Waiting for a head. `started` when its first byte has arrived.
+    Head {
+        since: Instant,
+        started: bool,
+    },
+    Body(Box<Reading>),
+    /// The answer is out; the rest of the request's body is thrown away.
+    Drain {
+        decoder: Decoder,
+        left: usize,
+        until: Instant,
+    },
+    /// `text` owns the request.
+    Busy(Box<Busy>),
+    /// Our side is closed after the last answer; the peer may still be sending.
+    Linger {
+        until: Instant,
+    },
+}
+
+/// A request whose body is arriving.
+pub(crate) struct Reading {
+    pub head: Head,
+    pub route: Route,
+    pub asked: Asked,
+    pub decoder: Decoder,
+    pub body: Vec<u8>,
+    pub since: Instant,
+    pub last: Instant,
+}
+
+/// What the answer needs to know of its request.
+#[derive(Clone, Debug)]
+pub(crate) struct Asked {
+    pub route: &'static str,
+    pub method: Method,
+    pub http11: bool,
+    pub keep_alive: bool,
+    pub request_id: String,
+    pub received: Instant,
+}
+
+/// A request that `text` is answering.
+pub(crate) struct Busy {
+    pub serial: u64,
+    pub asked: Asked,
+    /// The stream's head has been queued.
+    pub open: bool,
+}
+
+/// A connection.
+pub(crate) struct Conn {
+    pub stream: TcpStream,
+    pub phase: Phase,
+    /// Bytes not parsed yet.
+    pub input: Vec<u8>,
+    /// Prefix of `input` known to hold no end of a head.
+    pub scanned: usize,
+    /// The socket may have more: edges are reported once.
+    readable: bool,
+    /// The peer has closed its side.
+    pub eof: bool,
+    /// The poll said so before the bytes ahead of it were read.
+    pub half_closed: bool,
+    out: Vec<u8>,
+    out_sent: usize,
+    last_progress: Instant,
+    /// `text` was told that the buffer is full.
+    pub full: bool,
+    /// Requests so far.
+    pub served: u32,
+    /// No further request after the current answer.
+    pub close: bool,
+    /// One of the connections kept for `/livez` and `/metrics`.
+    pub reserved: bool,
+    /// Bytes given to the socket.
+    pub sent_bytes: u64,
+}
+
+impl Conn {
+    pub(crate) fn new(stream: TcpStream, now: Instant, reserved: bool) -> Self {
+        Self {
+            stream,
+            phase: Phase::Head { since: now, started: false },
+            input: Vec::new(),
+            scanned: 0,
+            readable: true,
+            eof: false,
+            half_closed: false,
+            out: Vec::new(),
+            out_sent: 0,
+            last_progress: now,
+            full: false,
+            served: 0,
+            close: false,
+            reserved,
+            sent_bytes: 0,
+        }
+    }
+
+    /// The poll reported this connection.
+    pub(crate) fn mark_readable(&mut self) {
+        self.readable = true;
+    }
+
+    /// Whether reading would find something and is allowed.
+    pub(crate) fn wants_read(&self) -> bool {
+        self.readable && !self.eof && self.input.len() < self.read_limit()
+    }
+
+    fn read_limit(&self) -> usize {
+        match self.phase {
+            Phase::Busy(_) => limits::PIPELINE_BYTES,
+            _ if self.unsent() > 0 => limits::PIPELINE_BYTES,
+            _ => READ_AHEAD_BYTES,
+        }
+    }
+
+    /// Reads until the socket is dry or enough is held. An error means the peer is gone.
+    pub(crate) fn fill(&mut self) -> io::Result<()> {
+        let mut piece = [0; 16 * 1024];
+        while self.wants_read() {
+            match self.stream.read(&mut piece) {
+                Ok(0) => {
+                    self.eof = true;
+                    self.readable = false;
+                }
+                Ok(n) => self.input.extend_from_slice(&piece[..n]),
+                Err(e) if would_block(&e) => self.readable = false,
+                Err(e) if interrupted(&e) => {}
+                Err(e) => return Err(e),
+            }
+        }
+        Ok(())
+    }
+
+    /// Bytes queued and not yet taken by the socket.
+    pub(crate) fn unsent(&self) -> usize {
+        self.out.len() - self.out_sent
+    }
+
+    /// Queues bytes.
+    pub(crate) fn push(&mut self, bytes: &[u8], now: Instant) {
+        if self.unsent() == 0 {
+            self.last_progress = now;
+        }
+        self.out.extend_from_slice(bytes);
+    }
+
+    /// Gives the socket what it takes. An error means the peer is gone.
+    pub(crate) fn flush(&mut self, now: Instant) -> io::Result<()> {
+        while self.unsent() > 0 {
+            match self.stream.write(&self.out[self.out_sent..]) {
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(n) => {
+                    self.out_sent += n;
+                    self.sent_bytes += n as u64;
+                    self.last_progress = now;
+                }
+                Err(e) if would_block(&e) => break,
+                Err(e) if interrupted(&e) => {}
+                Err(e) => return Err(e),
+            }
+        }
+        if self.unsent() == 0 {
+            self.out.clear();
+            self.out_sent = 0;
+        } else if self.out_sent > 64 * 1024 {
+            self.out.drain(..self.out_sent);
+            self.out_sent = 0;
+        }
+        Ok(())
+    }
+
+    /// Queues a whole answer.
+    pub(crate) fn push_reply(&mut self, asked: &Asked, reply: &Reply, now: Instant) {
+        let end = if reply.status == 204 { BodyEnd::None } else { BodyEnd::Length(reply.body.len()) };
+        let close = self.close || !asked.keep_alive;
+        self.close = close;
+        let head = response::head(reply.status, &reply.headers, &common_headers(&asked.request_id), end, close);
+        self.push(&head, now);
+        if asked.method != Method::Head {
+            self.push(&reply.body, now);
+        }
+    }
+
+    /// Queues the head of a stream: chunked, or until close for HTTP/1.0.
+    pub(crate) fn push_stream_head(&mut self, asked: &Asked, headers: &[(&'static str, String)], now: Instant) {
+        let end = if asked.http11 { BodyEnd::Chunked } else { BodyEnd::Close };
+        self.close = self.close || !asked.keep_alive || !asked.http11;
+        let head = response::head(200, headers, &common_headers(&asked.request_id), end, self.close);
+        self.push(&head, now);
+    }
+
+    /// Queues a part of a stream's body.
+    pub(crate) fn push_stream_data(&mut self, http11: bool, data: &[u8], now: Instant) {
+        if data.is_empty() {
+            return;
+        }
+        if http11 {
+            let mut framed = Vec::with_capacity(data.len() + 16);
+            response::chunk(data, &mut framed);
+            self.push(&framed, now);
+        } else {
+            self.push(data, now);
+        }
+    }
+
+    /// When something must be done about this connection if nothing happens before.
+    pub(crate) fn deadline(&self, bounds: &Bounds) -> Option<Instant> {
+        let stalled = (self.unsent() > 0).then(|| self.last_progress + bounds.stall_time);
+        let phase = match &self.phase {
+            Phase::Head { since, started: true } => Some(*since + bounds.head_time),
+            Phase::Head { since, started: false } => Some(*since + bounds.keep_alive_time),
+            Phase::Body(reading) => Some((reading.last + bounds.body_idle_time).min(reading.since + limits::BODY_TIME)),
+            Phase::Drain { until, .. } | Phase::Linger { until, .. } => Some(*until),
+            Phase::Busy(_) => None,
+        };
+        match (stalled, phase) {
+            (Some(a), Some(b)) => Some(a.min(b)),
+            (a, b) => a.or(b),
+        }
+    }
+
+    /// Whether the peer has taken nothing for too long.
+    pub(crate) fn stalled_out(&self, now: Instant, bounds: &Bounds) -> bool {
+        self.unsent() > 0 && now >= self.last_progress + bounds.stall_time
+    }
+
+    /// Goes on with the next request.
+    pub(crate) fn next_request(&mut self, now: Instant) {
+        self.scanned = 0;
+        self.full = false;
+        self.phase = Phase::Head { since: now, started: !self.input.is_empty() };
+    }
+
+    /// Closes our side; the peer gets a moment to read what was sent.
+    pub(crate) fn linger(&mut self, now: Instant) {
+        let _ = self.stream.shutdown(std::net::Shutdown::Write);
+        self.input.clear();
+        self.phase = Phase::Linger { until: now + limits::LINGER_TIME };
+    }
+}
+
+/// Headers of every answer.
+fn common_headers(request_id: &str) -> [(&'static str, String); 4] {
+    [
+        ("X-Request-Id", request_id.to_owned()),
+        ("request-id", request_id.to_owned()),
+        ("Access-Control-Allow-Origin", "*".to_owned()),
+        (
+            "Access-Control-Expose-Headers",
+            "X-Request-Id, request-id, Retry-After, X-Engine-Cached-Tokens, X-Engine-Prompt-Tokens, \
+             X-Engine-Warnings, X-Engine-Ignored-Params"
+                .to_owned(),
+        ),
+    ]
+}
+
+/// Keep-alive probes and no coalescing of small events.
+pub(crate) fn set_options(stream: &TcpStream) {
+    let keepalive = socket2::TcpKeepalive::new().with_time(Duration::from_secs(60));
+    let socket = socket2::SockRef::from(stream);
+    // A socket that refuses an option still works; a peer that vanished is then found by writing.
+    if let Err(error) = socket.set_tcp_keepalive(&keepalive).and_then(|()| socket.set_tcp_nodelay(true)) {
+        tracing::debug!(%error, "socket option refused");
+    }
+}
+
+fn would_block(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::WouldBlock
+}
+
+fn interrupted(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::Interrupted
+}

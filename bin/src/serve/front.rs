@@ -1,0 +1,771 @@
+//! front: the one thread that owns sockets. Accepts, frames, checks what needs no JSON, hands requests to `text` and
+//! writes what comes back. Never waits for anything but the poll.
+
+use std::io;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crossbeam::channel::{Receiver, Sender, TryRecvError, TrySendError};
+use mio::net::TcpListener;
+use mio::{Events, Interest, Poll, Token};
+
+use crate::serve::auth::Keys;
+use crate::serve::conns::{Asked, Busy, Conn, Phase, Reading, set_options};
+use crate::serve::error::ApiError;
+use crate::serve::http::{Decoder, Head, HeadError, Method, Reply, head, response};
+use crate::serve::link::{Exchange, Request, Shared, State, ToFront, ToText};
+use crate::serve::random::Random;
+use crate::serve::routes::{self, Route};
+use crate::serve::{Config, Exit, info, limits};
+
+const LISTENER: Token = Token(0);
+pub(crate) const WAKER: Token = Token(1);
+const FIRST_CONN: usize = 2;
+
+/// What reaches the front from outside the sockets and `text`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Control {
+    /// Finish what runs, then end.
+    Shutdown,
+    /// End now; the number of the signal.
+    Kill(i32),
+    /// Read the key file again.
+    ReloadKeys,
+}
+
+/// The thread's state.
+pub(crate) struct Front {
+    poll: Poll,
+    listener: Option<TcpListener>,
+    conns: Vec<Option<Box<Conn>>>,
+    free: Vec<usize>,
+    shared: Arc<Shared>,
+    config: Arc<Config>,
+    keys: Keys,
+    to_text: Sender<ToText>,
+    from_text: Receiver<ToFront>,
+    control: Receiver<Control>,
+    /// Notes about requests `text` already knows, when its channel was full. At most a few per such request.
+    backlog: std::collections::VecDeque<ToText>,
+    random: Random,
+    serial: u64,
+    bodies_bytes: usize,
+    next_check: Option<Instant>,
+    /// When a shutdown stops waiting, and whether it has told `text` so.
+    ends_at: Option<(Instant, bool)>,
+    exit: Option<Exit>,
+}
+
+/// What a head leads to.
+enum Decision {
+    Answer(Reply),
+    Read(Route),
+}
+
+impl Front {
+    #[allow(clippy::too_many_arguments, reason = "every end of every channel, once")]
+    pub(crate) fn new(
+        poll: Poll,
+        mut listener: TcpListener,
+        config: Arc<Config>,
+        keys: Keys,
+        shared: Arc<Shared>,
+        to_text: Sender<ToText>,
+        from_text: Receiver<ToFront>,
+        control: Receiver<Control>,
+    ) -> io::Result<Self> {
+        poll.registry().register(&mut listener, LISTENER, Interest::READABLE)?;
+        Ok(Self {
+            poll,
+            listener: Some(listener),
+            conns: Vec::new(),
+            free: Vec::new(),
+            shared,
+            config,
+            keys,
+            to_text,
+            from_text,
+            control,
+            backlog: Default::default(),
+            random: Random::new(),
+            serial: 0,
+            bodies_bytes: 0,
+            next_check: None,
+            ends_at: None,
+            exit: None,
+        })
+    }
+
+    /// Serves until told to end.
+    pub(crate) fn run(mut self) -> Exit {
+        let mut events = Events::with_capacity(256);
+        loop {
+            let timeout = self.timeout(Instant::now());
+            if let Err(error) = self.poll.poll(&mut events, timeout)
+                && error.kind() != io::ErrorKind::Interrupted
+            {
+                tracing::error!(%error, "poll failed");
+                return Exit::Failed;
+            }
+            for event in &events {
+                match event.token() {
+                    LISTENER => self.accept(),
+                    WAKER => {}
+                    Token(n) => {
+                        // An unknown token belongs to a connection closed in this very round.
+                        if let Some(conn) = self.conns.get_mut(n - FIRST_CONN).and_then(Option::as_mut) {
+                            conn.mark_readable();
+                            conn.eof |= event.is_error() || event.is_write_closed();
+                            // Seen even while nothing is read from this connection.
+                            conn.half_closed |= event.is_read_closed();
+                            self.drive(n - FIRST_CONN);
+                        }
+                    }
+                }
+            }
+            self.take_control();
+            self.take_answers();
+            self.send_backlog();
+            self.check_deadlines(Instant::now());
+            if let Some(exit) = self.finished(Instant::now()) {
+                return exit;
+            }
+        }
+    }
+
+    fn timeout(&self, now: Instant) -> Option<Duration> {
+        let mut at = self.next_check;
+        if !self.backlog.is_empty() {
+            let soon = now + Duration::from_millis(5);
+            at = Some(at.map_or(soon, |t| t.min(soon)));
+        }
+        if let Some((end, _)) = self.ends_at {
+            at = Some(at.map_or(end, |t| t.min(end)));
+        }
+        at.map(|t| t.saturating_duration_since(now) + Duration::from_millis(1))
+    }
+
+    fn accept(&mut self) {
+        loop {
+            let Some(listener) = &self.listener else { return };
+            match listener.accept() {
+                Ok((stream, _)) => self.admit(stream),
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => return,
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => {
+                    // Out of descriptors, or a peer that left already: the listener itself is still good.
+                    tracing::warn!(%error, "accept failed");
+                    return;
+                }
+            }
+        }
+    }
+
+    fn admit(&mut self, stream: mio::net::TcpStream) {
+        let live = self.conns.len() - self.free.len();
+        let reserved = live >= limits::CONNECTIONS;
+        if live >= limits::CONNECTIONS + limits::CONNECTIONS_RESERVED {
+            return;
+        }
+        set_options(&stream);
+        let index = self.free.pop().unwrap_or_else(|| {
+            self.conns.push(None);
+            self.conns.len() - 1
+        });
+        let mut conn = Box::new(Conn::new(stream, Instant::now(), reserved));
+        let interest = Interest::READABLE | Interest::WRITABLE;
+        if let Err(error) = self.poll.registry().register(&mut conn.stream, Token(index + FIRST_CONN), interest) {
+            tracing::warn!(%error, "cannot watch a connection");
+            self.free.push(index);
+            return;
+        }
+        self.conns[index] = Some(conn);
+        self.drive(index);
+    }
+
+    /// Reads, parses, answers and writes until nothing moves any more.
+    fn drive(&mut self, index: usize) {
+        let Some(mut conn) = self.conns[index].take() else { return };
+        let now = Instant::now();
+        let alive = self.turn(&mut conn, index, now);
+        if alive {
+            if let Some(at) = conn.deadline(&self.config.bounds) {
+                self.next_check = Some(self.next_check.map_or(at, |t| t.min(at)));
+            }
+            self.conns[index] = Some(conn);
+        } else {
+            self.bury(*conn, index);
+        }
+    }
+
+    /// `false` when the connection is over.
+    fn turn(&mut self, conn: &mut Conn, index: usize, now: Instant) -> bool {
+        loop {
+            if conn.fill().is_err() {
+                return false;
+            }
+            let mut moved = false;
+            while !conn.close_pending() && self.advance(conn, index, now) {
+                moved = true;
+            }
+            if conn.flush(now).is_err() {
+                return false;
+            }
+            self.tell_room(conn, index);
+            if matches!(conn.phase, Phase::Linger { .. }) {
+                conn.input.clear();
+                if conn.eof {
+                    return false;
+                }
+            } else if (conn.eof || conn.half_closed) && matches!(conn.phase, Phase::Busy(_)) {
+                // Who closes a side while an answer is being made has gone: nothing is generated for nobody.
+                return false;
+            } else if conn.eof && !moved && conn.unsent() == 0 {
+                return false;
+            } else if conn.close_pending() && conn.unsent() == 0 {
+                conn.linger(now);
+                moved = true;
+            }
+            if !moved && !conn.wants_read() {
+                return true;
+            }
+        }
+    }
+
+    /// One step of the phase; `false` when more bytes or an answer are needed first.
+    fn advance(&mut self, conn: &mut Conn, index: usize, now: Instant) -> bool {
+        match &mut conn.phase {
+            Phase::Head { .. } => self.advance_head(conn, index, now),
+            Phase::Body(_) => self.advance_body(conn, index, now),
+            Phase::Drain { decoder, left, .. } => {
+                let mut dropped = 0;
+                let fed = decoder.feed(&conn.input, |bytes| dropped += bytes.len());
+                let done = decoder.done();
+                match fed {
+                    Ok(n) if dropped <= *left => {
+                        *left -= dropped;
+                        conn.input.drain(..n);
+                        if done {
+                            conn.next_request(now);
+                        }
+                        done
+                    }
+                    _ => {
+                        // Out of step or too much: the answer is out already, so the end of the connection says it.
+                        conn.close = true;
+                        conn.next_request(now);
+                        false
+                    }
+                }
+            }
+            Phase::Busy(_) | Phase::Linger { .. } => false,
+        }
+    }
+
+    fn advance_head(&mut self, conn: &mut Conn, index: usize, now: Instant) -> bool {
+        // A client that pipelines but does not read waits until its answers are taken.
+        if conn.unsent() > self.config.bounds.stream_buffer {
+            return false;
+        }
+        while conn.scanned == 0 && conn.input.starts_with(b"\r\n") {
+            conn.input.drain(..2);
+        }
+        if conn.input.is_empty() {
+            return false;
+        }
+        if let Phase::Head { since, started } = &mut conn.phase
+            && !*started
+        {
+            (*since, *started) = (now, true);
+        }
+        match head::find_end(&conn.input, conn.scanned).and_then(|end| match end {
+            Ok(end) => head::parse(&conn.input[..end]).map(|head| Some((head, end))),
+            Err(scanned) => {
+                conn.scanned = scanned;
+                Ok(None)
+            }
+        }) {
+            Ok(None) => false,
+            Ok(Some((head, end))) => {
+                conn.input.drain(..end);
+                conn.scanned = 0;
+                self.begin(conn, index, head, now);
+                true
+            }
+            Err(error) => {
+                self.refuse_head(conn, error, now);
+                true
+            }
+        }
+    }
+
+    fn refuse_head(&mut self, conn: &mut Conn, error: HeadError, now: Instant) {
+        let reply = match error {
+            HeadError::Bad(rule) => Reply::from(&ApiError::bad_request(rule)),
+            HeadError::UriTooLong => Reply::from(&ApiError::uri_too_long(limits::URI_BYTES)),
+            HeadError::TooLarge => Reply::from(&ApiError::headers_too_large()),
+            HeadError::OtherProtocol(text) => Reply::text(400, "text/plain; charset=utf-8", text),
+        };
+        self.answer_and_close(conn, None, &reply, now);
+    }
+
+    /// Answers something that leaves the connection out of step.
+    fn answer_and_close(&mut self, conn: &mut Conn, asked: Option<Asked>, reply: &Reply, now: Instant) {
+        conn.close = true;
+        let asked = asked.unwrap_or_else(|| Asked {
+            route: "other",
+            method: Method::Other,
+            http11: true,
+            keep_alive: false,
+            request_id: self.random.id("req_"),
+            received: now,
+        });
+        conn.push_reply(&asked, reply, now);
+        conn.input.clear();
+        self.count(&asked, reply.status);
+        conn.next_request(now);
+    }
+
+    fn count(&self, asked: &Asked, status: u16) {
+        self.shared.metrics.lock().http(asked.route, asked.method.label(), status);
+        let ms = asked.received.elapsed().as_millis() as u64;
+        tracing::info!(id = asked.request_id, route = asked.route, status, ms, "request");
+    }
+
+    fn begin(&mut self, conn: &mut Conn, index: usize, head: Head, now: Instant) {
+        conn.served += 1;
+        let request_id = match head.header("x-request-id") {
+            Some(id) if (1..=128).contains(&id.len()) && id.bytes().all(|b| b.is_ascii_graphic()) => id.to_owned(),
+            _ => self.random.id("req_"),
+        };
+        let route = routes::find(&head.path);
+        let mut asked = Asked {
+            route: route.as_ref().map_or("other", Route::label),
+            method: head.method,
+            http11: head.http11,
+            keep_alive: head.keep_alive && conn.served < limits::REQUESTS_PER_CONNECTION,
+            request_id,
+            received: now,
+        };
+        let decision = match self.decide(conn, &head, route) {
+            Ok(decision) => decision,
+            Err(error) => Decision::Answer(Reply::from(&error)),
+        };
+        let decoder = Decoder::new(head.framing);
+        match decision {
+            Decision::Read(route) => {
+                if head.expects_continue && conn.input.is_empty() && !decoder.done() {
+                    conn.push(b"HTTP/1.1 100 Continue\r\n\r\n", now);
+                }
+                if decoder.done() {
+                    self.dispatch(conn, index, &head, route, asked, Vec::new(), now);
+                } else {
+                    let reading = Reading { head, route, asked, decoder, body: Vec::new(), since: now, last: now };
+                    conn.phase = Phase::Body(Box::new(reading));
+                }
+            }
+            Decision::Answer(reply) => {
+                let too_long = matches!(decoder, Decoder::Length(n) if n > limits::DRAIN_BYTES as u64);
+                // A client that waits for `100 Continue` may or may not send the body now: only closing is safe.
+                if !decoder.done() && (head.expects_continue || too_long) {
+                    self.answer_and_close(conn, Some(asked), &reply, now);
+                    return;
+                }
+                if reply.status == 503 {
+                    asked.keep_alive &= self.shared.state() == State::Loading;
+                }
+                conn.push_reply(&asked, &reply, now);
+                self.count(&asked, reply.status);
+                if decoder.done() {
+                    conn.next_request(now);
+                } else {
+                    let until = now + limits::DRAIN_TIME;
+                    conn.phase = Phase::Drain { decoder, left: limits::DRAIN_BYTES, until };
+                }
+            }
+        }
+    }
+
+    /// Everything that is checked before a body is read.
+    fn decide(&self, conn: &Conn, head: &Head, route: Result<Route, ApiError>) -> Result<Decision, ApiError> {
+        if head.method == Method::Options {
+            return Ok(Decision::Answer(preflight(head)));
+        }
+        let route = route?;
+        route.check_method(head.method)?;
+        if route.needs_key() && !self.keys.admit(head) {
+            return Err(ApiError::unauthorized());
+        }
+        if conn.reserved && !matches!(route, Route::Live | Route::Metrics) {
+            return Err(ApiError::no_slot());
+        }
+        if route.is_get() {
+            return self.answer_get(&route).map(Decision::Answer);
+        }
+        match self.shared.state() {
+            State::Loading => return Err(ApiError::loading()),
+            State::Draining => return Err(ApiError::draining()),
+            State::Dead => return Err(ApiError::engine("the engine has ended")),
+            State::Serving => {}
+        }
+        if head.expects_other {
+            return Err(ApiError::expectation());
+        }
+        if let Some(coding) = head.header("content-encoding")
+            && !coding.eq_ignore_ascii_case("identity")
+        {
+            return Err(ApiError::encoding(coding));
+        }
+        if head.header("content-type").is_some_and(|t| t.to_ascii_lowercase().starts_with("multipart/form-data")) {
+            return Err(ApiError::media_type());
+        }
+        if let head::Framing::Length(n) = head.framing {
+            if n > self.config.body_limit as u64 {
+                return Err(ApiError::too_large(self.config.body_limit));
+            }
+            if self.bodies_bytes + n as usize > limits::BODIES_BYTES {
+                return Err(ApiError::queue_full(1));
+            }
+        }
+        Ok(Decision::Read(route))
+    }
+
+    fn answer_get(&self, route: &Route) -> Result<Reply, ApiError> {
+        let state = self.shared.state();
+        let ok = || Reply::json(200, &serde_json::json!({"status": "ok"}));
+        match route {
+            Route::Live if state == State::Dead => Err(ApiError::engine("the engine has ended")),
+            Route::Live => Ok(ok()),
+            Route::Health | Route::Ready => match state {
+                State::Loading => Err(ApiError::loading()),
+                State::Draining => Err(ApiError::draining()),
+                State::Dead => Err(ApiError::engine("the engine has ended")),
+                State::Serving if *route == Route::Ready && self.to_text.is_full() => Err(ApiError::queue_full(1)),
+                State::Serving => Ok(ok()),
+            },
+            Route::Version => Ok(Reply::json(200, &info::version())),
+            Route::Metrics => {
+                let text = self.shared.metrics.lock().render(state == State::Serving);
+                Ok(Reply::text(200, "text/plain; version=0.0.4; charset=utf-8", text))
+            }
+            Route::Models | Route::Model(_) => {
+                let Some(entry) = self.shared.model.read().clone() else { return Err(ApiError::loading()) };
+                match route {
+                    Route::Model(id) if entry["id"].as_str() != Some(id) => Err(ApiError::model_not_found(id)),
+                    Route::Model(_) => Ok(Reply::json(200, &entry)),
+                    _ => Ok(Reply::json(200, &info::list(&entry))),
+                }
+            }
+            _ => unreachable!("POST routes are read first"),
+        }
+    }
+
+    fn advance_body(&mut self, conn: &mut Conn, index: usize, now: Instant) -> bool {
+        let Phase::Body(reading) = &mut conn.phase else { return false };
+        if conn.input.is_empty() {
+            return false;
+        }
+        reading.last = now;
+        let Reading { decoder, body, .. } = &mut **reading;
+        let before = body.len();
+        let fed = decoder.feed(&conn.input, |bytes| body.extend_from_slice(bytes));
+        let (grown, done) = (body.len() - before, decoder.done());
+        self.bodies_bytes += grown;
+        let over = if body.len() > self.config.body_limit {
+            Some(ApiError::too_large(self.config.body_limit))
+        } else if self.bodies_bytes > limits::BODIES_BYTES {
+            Some(ApiError::queue_full(1))
+        } else {
+            None
+        };
+        let error = match fed {
+            Err(error) => Some(ApiError::bad_request(error.0)),
+            Ok(n) => {
+                conn.input.drain(..n);
+                over
+            }
+        };
+        if error.is_none() && !done {
+            return false;
+        }
+        let Phase::Body(reading) = std::mem::replace(&mut conn.phase, Phase::Head { since: now, started: false })
+        else {
+            unreachable!("matched above")
+        };
+        let Reading { head, route, asked, body, .. } = *reading;
+        self.bodies_bytes -= body.len();
+        match error {
+            Some(error) => self.answer_and_close(conn, Some(asked), &Reply::from(&error), now),
+            None => self.dispatch(conn, index, &head, route, asked, body, now),
+        }
+        true
+    }
+
+    #[allow(clippy::too_many_arguments, reason = "the parts of a request, moved once")]
+    fn dispatch(
+        &mut self,
+        conn: &mut Conn,
+        index: usize,
+        head: &Head,
+        route: Route,
+        mut asked: Asked,
+        body: Vec<u8>,
+        now: Instant,
+    ) {
+        asked.received = now;
+        self.serial += 1;
+        let exchange = Exchange { conn: index, serial: self.serial };
+        let session =
+            head.header("x-session-id").map(|s| s.chars().filter(|c| c.is_ascii_graphic()).take(128).collect());
+        let request = Box::new(Request { exchange, route, body, received: now, session });
+        match self.to_text.try_send(ToText::Request(request)) {
+            Ok(()) => conn.phase = Phase::Busy(Box::new(Busy { serial: self.serial, asked, open: false })),
+            Err(refused) => {
+                let error = match refused {
+                    TrySendError::Full(_) => ApiError::queue_full(1),
+                    TrySendError::Disconnected(_) => ApiError::engine("the engine has ended"),
+                };
+                conn.push_reply(&asked, &Reply::from(&error), now);
+                self.count(&asked, error.status);
+                conn.next_request(now);
+            }
+        }
+    }
+
+    /// Sends a note that must not be lost.
+    fn note(&mut self, note: ToText) {
+        self.backlog.push_back(note);
+        self.send_backlog();
+    }
+
+    fn send_backlog(&mut self) {
+        while let Some(note) = self.backlog.pop_front() {
+            match self.to_text.try_send(note) {
+                Ok(()) => {}
+                Err(TrySendError::Full(note)) => {
+                    self.backlog.push_front(note);
+                    return;
+                }
+                // Nobody is left to be told.
+                Err(TrySendError::Disconnected(_)) => self.backlog.clear(),
+            }
+        }
+    }
+
+    /// Tells `text` when the output buffer has become full, and when it has room again.
+    fn tell_room(&mut self, conn: &mut Conn, index: usize) {
+        let Phase::Busy(busy) = &conn.phase else { return };
+        let exchange = Exchange { conn: index, serial: busy.serial };
+        let bound = self.config.bounds.stream_buffer;
+        if !conn.full && conn.unsent() > bound {
+            conn.full = true;
+            self.note(ToText::Full(exchange));
+        } else if conn.full && conn.unsent() <= bound / 2 {
+            conn.full = false;
+            self.note(ToText::Room(exchange));
+        }
+    }
+
+    fn take_answers(&mut self) {
+        loop {
+            let answer = match self.from_text.try_recv() {
+                Ok(answer) => answer,
+                Err(TryRecvError::Empty) => return,
+                Err(TryRecvError::Disconnected) => return self.text_ended(),
+            };
+            let exchange = match &answer {
+                ToFront::Reply(e, _) | ToFront::Open(e, _) | ToFront::Data(e, _) => *e,
+                ToFront::Close(e) | ToFront::Break(e, _) => *e,
+                ToFront::Dead => {
+                    self.die();
+                    continue;
+                }
+            };
+            self.answer(exchange, answer);
+        }
+    }
+
+    /// No request can be answered any more.
+    fn die(&mut self) {
+        self.shared.advance(State::Dead);
+        self.listener = None;
+        self.exit = Some(Exit::Internal);
+        self.ends_at.get_or_insert((Instant::now() + limits::DRAIN_TIME, true));
+    }
+
+    /// `text` has ended. It answers everything before it ends, unless it panicked.
+    fn text_ended(&mut self) {
+        if self.shared.state() == State::Serving {
+            self.die();
+        }
+        let error = ApiError::engine("the server failed");
+        for index in 0..self.conns.len() {
+            let Some(conn) = &self.conns[index] else { continue };
+            let Phase::Busy(busy) = &conn.phase else { continue };
+            let exchange = Exchange { conn: index, serial: busy.serial };
+            let answer = match busy.open {
+                true => ToFront::Break(exchange, format!("data: {}\n\n", error.body()).into_bytes()),
+                false => ToFront::Reply(exchange, Reply::from(&error)),
+            };
+            self.answer(exchange, answer);
+        }
+    }
+
+    fn answer(&mut self, exchange: Exchange, answer: ToFront) {
+        let Some(Some(conn)) = self.conns.get_mut(exchange.conn) else { return };
+        let Phase::Busy(busy) = &mut conn.phase else { return };
+        if busy.serial != exchange.serial {
+            return;
+        }
+        let now = Instant::now();
+        let asked = busy.asked.clone();
+        let mut over = None;
+        match answer {
+            ToFront::Reply(_, reply) => {
+                conn.push_reply(&asked, &reply, now);
+                over = Some(reply.status);
+            }
+            ToFront::Open(_, headers) => {
+                busy.open = true;
+                conn.push_stream_head(&asked, &headers, now);
+            }
+            ToFront::Data(_, bytes) => conn.push_stream_data(asked.http11, &bytes, now),
+            ToFront::Close(_) => {
+                if asked.http11 {
+                    conn.push(response::LAST_CHUNK, now);
+                }
+                over = Some(200);
+            }
+            ToFront::Break(_, bytes) => {
+                conn.push_stream_data(asked.http11, &bytes, now);
+                conn.close = true;
+                over = Some(200);
+            }
+            ToFront::Dead => {}
+        }
+        if let Some(status) = over {
+            conn.next_request(now);
+            self.count(&asked, status);
+        }
+        self.drive(exchange.conn);
+    }
+
+    /// The connection is over; tells `text` if it was answering.
+    fn bury(&mut self, mut conn: Conn, index: usize) {
+        let _ = self.poll.registry().deregister(&mut conn.stream);
+        self.shared.metrics.lock().sent(conn.sent_bytes);
+        match &conn.phase {
+            Phase::Busy(busy) => {
+                self.count(&busy.asked, 499);
+                self.note(ToText::Gone(Exchange { conn: index, serial: busy.serial }));
+            }
+            Phase::Body(reading) => self.bodies_bytes -= reading.body.len(),
+            _ => {}
+        }
+        self.free.push(index);
+    }
+
+    fn check_deadlines(&mut self, now: Instant) {
+        if self.next_check.is_none_or(|at| now < at) {
+            return;
+        }
+        self.next_check = None;
+        for index in 0..self.conns.len() {
+            let Some(conn) = &self.conns[index] else { continue };
+            match conn.deadline(&self.config.bounds) {
+                Some(at) if now >= at => self.expire(index, now),
+                Some(at) => self.next_check = Some(self.next_check.map_or(at, |t| t.min(at))),
+                None => {}
+            }
+        }
+    }
+
+    fn expire(&mut self, index: usize, now: Instant) {
+        let Some(mut conn) = self.conns[index].take() else { return };
+        if conn.stalled_out(now, &self.config.bounds) {
+            tracing::info!("a reader took nothing for too long; its connection is closed");
+            return self.bury(*conn, index);
+        }
+        match &mut conn.phase {
+            Phase::Head { started: false, .. } | Phase::Linger { .. } => return self.bury(*conn, index),
+            Phase::Head { .. } => {
+                self.answer_and_close(&mut conn, None, &Reply::from(&ApiError::timeout("the request head")), now);
+            }
+            Phase::Body(reading) => {
+                self.bodies_bytes -= reading.body.len();
+                let asked = reading.asked.clone();
+                self.answer_and_close(&mut conn, Some(asked), &Reply::from(&ApiError::timeout("the body")), now);
+            }
+            Phase::Drain { .. } => {
+                conn.close = true;
+                conn.next_request(now);
+            }
+            Phase::Busy(_) => unreachable!("a request being answered has no deadline of its own"),
+        }
+        self.conns[index] = Some(conn);
+        self.drive(index);
+    }
+
+    fn take_control(&mut self) {
+        while let Ok(control) = self.control.try_recv() {
+            match control {
+                Control::Kill(signal) => self.exit = Some(Exit::Signal(signal)),
+                Control::ReloadKeys => match Keys::load(&self.config.api_keys, self.config.api_key_file.as_deref()) {
+                    Ok(keys) => self.keys = keys,
+                    Err(error) => tracing::error!(%error, "the key file cannot be read; the old keys stay"),
+                },
+                Control::Shutdown => {
+                    self.shared.advance(State::Draining);
+                    self.listener = None;
+                    self.ends_at.get_or_insert((Instant::now() + self.config.bounds.shutdown_time, false));
+                    self.note(ToText::Drain);
+                }
+            }
+        }
+    }
+
+    /// The exit, once everything that should still happen has happened.
+    fn finished(&mut self, now: Instant) -> Option<Exit> {
+        if let Some(exit @ Exit::Signal(_)) = self.exit {
+            return Some(exit);
+        }
+        let (end, told) = self.ends_at?;
+        let waiting = self.conns.iter().flatten().any(|c| matches!(c.phase, Phase::Busy(_)) || c.unsent() > 0);
+        if !waiting {
+            return Some(self.exit.unwrap_or(Exit::Done));
+        }
+        if now >= end {
+            if told {
+                return Some(self.exit.unwrap_or(Exit::Done));
+            }
+            // `text` fails what still runs; the answers get a moment to leave.
+            self.ends_at = Some((now + limits::DRAIN_TIME, true));
+            self.note(ToText::Abort);
+        }
+        None
+    }
+}
+
+impl Conn {
+    /// The last answer is queued and nothing more is read.
+    fn close_pending(&self) -> bool {
+        self.close && matches!(self.phase, Phase::Head { .. })
+    }
+}
+
+fn preflight(head: &Head) -> Reply {
+    let asked = head.header("access-control-request-headers").filter(|h| h.len() <= 4096 && is_visible(h));
+    let mut reply = Reply::empty()
+        .with("Allow", "GET, POST, OPTIONS, HEAD")
+        .with("Access-Control-Allow-Methods", "GET, POST, OPTIONS, HEAD")
+        .with("Access-Control-Allow-Headers", asked.unwrap_or("*"))
+        .with("Access-Control-Max-Age", "86400");
+    if head.header("access-control-request-private-network") == Some("true") {
+        reply = reply.with("Access-Control-Allow-Private-Network", "true");
+    }
+    reply
+}
+
+fn is_visible(text: &str) -> bool {
+    text.bytes().all(|b| (b' '..=b'~').contains(&b))
+}

@@ -1,0 +1,228 @@
+//! One generation request on its way through the engine: choices, their tickets, and the bytes that go to the client.
+
+use std::time::Instant;
+
+use engine::api::{AdmitError, Command, Finish, Report, Submission, TokenLogprob};
+use engine::ids::{Ticket, TokenId};
+use serde_json::{Map, Value};
+
+use crate::serve::answer::{self, Choice, DONE, Frame, Piece};
+use crate::serve::error::ApiError;
+use crate::serve::http::Reply;
+use crate::serve::link::Exchange;
+use crate::serve::model::TextModel;
+use crate::serve::params::Params;
+use crate::serve::stats::Stats;
+
+/// A request the engine works on.
+pub(crate) struct Job {
+    pub exchange: Exchange,
+    pub received: Instant,
+    pub params: Params,
+    pub frame: Frame,
+    pub choices: Vec<Choice>,
+    pub tickets: Vec<Ticket>,
+    /// Per choice: admitted to a slot.
+    pub admitted: Vec<bool>,
+    pub prompt_tokens: Vec<usize>,
+    /// Text that every choice starts with: an echoed prompt (per prompt), or an opened thinking tag.
+    pub lead: Vec<String>,
+    /// Headers of the answer.
+    pub headers: Vec<(&'static str, String)>,
+    /// Field that a refusal of the prompt names.
+    pub prompt_param: &'static str,
+    /// The stream's head has gone out.
+    pub open: bool,
+    /// The chunks that begin every choice have gone out.
+    pub begun: bool,
+    pub last_sent: Instant,
+    pub paused: bool,
+}
+
+/// What the job wants done after an event.
+pub(crate) enum Outcome {
+    /// Nothing, or these bytes of the stream.
+    Send(Vec<u8>),
+    /// The whole answer.
+    Reply(Reply),
+    /// The last bytes of the stream.
+    Close(Vec<u8>),
+    /// It failed.
+    Fail(ApiError),
+}
+
+impl Job {
+    pub(crate) fn per_prompt(&self) -> usize {
+        self.params.n
+    }
+
+    /// The submissions, in choice order.
+    pub(crate) fn submissions(&self, prompts: Vec<Vec<TokenId>>, logprobs: Option<u32>) -> Vec<Command> {
+        let n = self.params.n;
+        let one = |(i, ticket): (usize, &Ticket)| {
+            let mut sampling = self.params.sampling.clone();
+            sampling.choice = (i % n) as u32;
+            Command::Submit(Box::new(Submission {
+                ticket: *ticket,
+                prompt: prompts[i / n].clone(),
+                max_tokens: self.params.max_tokens.unwrap_or(u32::MAX),
+                sampling,
+                stop: self.params.stop.clone(),
+                speculation: self.params.speculation.effective,
+                logprobs,
+                show_special: false,
+            }))
+        };
+        self.tickets.iter().enumerate().map(one).collect()
+    }
+
+    /// Tickets that still run or wait.
+    pub(crate) fn live(&self) -> impl Iterator<Item = Ticket> + '_ {
+        self.choices.iter().zip(&self.tickets).filter(|(c, _)| c.end.is_none()).map(|(_, t)| *t)
+    }
+
+    /// The chunks that open every choice, in choice order; nothing when they went out before.
+    pub(crate) fn begin(&mut self) -> Vec<u8> {
+        let mut out = Vec::new();
+        if self.begun || !self.params.stream {
+            return out;
+        }
+        self.begun = true;
+        for choice in &self.choices {
+            if self.frame.dialect == answer::Dialect::Chat {
+                answer::event(&self.frame.role_chunk(choice.index), &mut out);
+            }
+        }
+        for choice in &self.choices {
+            let lead = &self.lead[choice.index / self.params.n];
+            if !lead.is_empty() {
+                let piece = Piece { text: lead.clone(), ..Piece::default() };
+                answer::event(&self.with_usage(self.frame.text_chunk(choice.index, &piece, None)), &mut out);
+            }
+        }
+        out
+    }
+
+    pub(crate) fn delta(
+        &mut self,
+        index: usize,
+        text: String,
+        tokens: Vec<TokenId>,
+        logprobs: &[TokenLogprob],
+        model: &dyn TextModel,
+    ) -> Outcome {
+        let stop_tokens = &self.params.stop.tokens;
+        let choice = &mut self.choices[index];
+        let piece = choice.take(text, tokens, logprobs, stop_tokens, model);
+        if !self.params.stream {
+            choice.text.push_str(&piece.text);
+            choice.tokens.extend(&piece.tokens);
+            choice.whole.extend(piece.entries);
+            return Outcome::Send(Vec::new());
+        }
+        choice.tokens.extend(&piece.tokens);
+        if piece.text.is_empty() && piece.entries.is_empty() {
+            // Ids without text travel with the next text, or with the end.
+            return Outcome::Send(Vec::new());
+        }
+        let ids = std::mem::take(&mut choice.tokens);
+        let ids = self.params.return_tokens.then_some(ids.as_slice());
+        let chunk = self.with_usage(self.frame.text_chunk(index, &piece, ids));
+        let mut out = Vec::new();
+        answer::event(&chunk, &mut out);
+        Outcome::Send(out)
+    }
+
+    pub(crate) fn finished(&mut self, index: usize, finish: Finish, report: Box<Report>) -> Outcome {
+        if finish == Finish::Fault {
+            return Outcome::Fail(ApiError::engine("the model produced no finite value; the request cannot go on"));
+        }
+        let choice = &mut self.choices[index];
+        choice.completion_tokens = report.completion_tokens;
+        choice.end = Some((finish, report));
+        let rest = choice.entries.finish(finish);
+        let tokens = std::mem::take(&mut choice.tokens);
+        let last = self.choices.iter().all(|c| c.end.is_some());
+        if !self.params.stream {
+            let choice = &mut self.choices[index];
+            choice.whole.extend(rest);
+            choice.tokens = tokens;
+            return if last { Outcome::Reply(self.whole()) } else { Outcome::Send(Vec::new()) };
+        }
+        let ids = self.params.return_tokens.then_some(tokens.as_slice());
+        let reason = answer::reasons(finish, &self.params.stop_text, &self.params.stop.tokens);
+        let mut chunk = self.with_usage(self.frame.finish_chunk(index, reason, &rest, ids));
+        let mut out = Vec::new();
+        if last && !self.params.include_usage {
+            self.put_stats(&mut chunk);
+        }
+        answer::event(&chunk, &mut out);
+        if !last {
+            return Outcome::Send(out);
+        }
+        if self.params.include_usage {
+            let mut chunk = self.frame.usage_chunk(self.stats().usage());
+            self.put_stats(&mut chunk);
+            answer::event(&chunk, &mut out);
+        }
+        out.extend_from_slice(DONE);
+        Outcome::Close(out)
+    }
+
+    /// The error of a refusal.
+    pub(crate) fn refused(&self, error: &AdmitError) -> ApiError {
+        ApiError::from_admit(error, self.prompt_param)
+    }
+
+    fn stats(&self) -> Stats<'_> {
+        Stats {
+            reports: self.choices.iter().filter_map(|c| c.end.as_ref().map(|(_, r)| r.as_ref())).collect(),
+            per_prompt: self.per_prompt(),
+            seed: self.params.seed,
+            total_ns: self.received.elapsed().as_nanos() as u64,
+            plan: &self.params.speculation,
+        }
+    }
+
+    fn put_stats(&self, out: &mut Map<String, Value>) {
+        let stats = self.stats();
+        out.insert("timings".to_owned(), stats.timings());
+        out.insert("speculation".to_owned(), stats.speculation());
+    }
+
+    /// Running usage on every chunk, where it was asked for.
+    fn with_usage(&self, mut chunk: Map<String, Value>) -> Map<String, Value> {
+        if self.params.continuous_usage {
+            let prompt: usize = self.prompt_tokens.iter().sum();
+            let completion: u64 = self.choices.iter().map(|c| c.completion_tokens).sum();
+            chunk.insert(
+                "usage".to_owned(),
+                serde_json::json!({"prompt_tokens": prompt, "completion_tokens": completion,
+                    "total_tokens": prompt as u64 + completion}),
+            );
+        }
+        chunk
+    }
+
+    fn whole(&self) -> Reply {
+        let choices = self
+            .choices
+            .iter()
+            .map(|choice| {
+                let (finish, _) = choice.end.as_ref().expect("every choice has ended");
+                let reason = answer::reasons(*finish, &self.params.stop_text, &self.params.stop.tokens);
+                let text = format!("{}{}", self.lead[choice.index / self.params.n], choice.text);
+                let ids = self.params.return_tokens.then_some(choice.tokens.as_slice());
+                self.frame.whole_choice(choice.index, &text, reason, &choice.whole, ids)
+            })
+            .collect();
+        let stats = self.stats();
+        let mut body = self.frame.body(choices, stats.usage());
+        self.put_stats(&mut body);
+        let mut reply = Reply::json(200, &Value::Object(body));
+        reply.headers.extend(self.headers.iter().cloned());
+        reply
+            .with("X-Engine-Cached-Tokens", stats.cached().to_string())
+            .with("openai-processing-ms", self.received.elapsed().as_millis().to_string())
+    }
+}

@@ -1,0 +1,160 @@
+//! JSON bodies, read strictly: duplicate keys, lone surrogates, invalid UTF-8 and excess are errors with a place.
+
+use std::cell::Cell;
+use std::fmt;
+
+use serde::de::{self, DeserializeSeed, MapAccess, SeqAccess, Visitor};
+use serde_json::{Map, Number, Value};
+
+use crate::serve::error::{ApiError, quote};
+use crate::serve::limits;
+
+/// Parses a body into an object.
+///
+/// # Errors
+/// `invalid_json` with the byte offset; `invalid_type` if it is no object.
+pub(crate) fn parse_object(body: &[u8]) -> Result<Map<String, Value>, ApiError> {
+    let bytes = body.strip_prefix(b"\xef\xbb\xbf").unwrap_or(body);
+    let skipped = body.len() - bytes.len();
+    let text = std::str::from_utf8(bytes).map_err(|e| {
+        ApiError::invalid_json(format!("the body is not valid UTF-8 at byte {}", skipped + e.valid_up_to()))
+    })?;
+    let left = Cell::new(limits::JSON_VALUES);
+    let mut reader = serde_json::Deserializer::from_str(text);
+    let value = Strict(&left).deserialize(&mut reader).and_then(|value| reader.end().map(|()| value));
+    match value {
+        Ok(Value::Object(map)) => Ok(map),
+        Ok(other) => Err(ApiError::invalid_type("body", "object", type_name(&other))),
+        Err(error) => {
+            let at = skipped + offset(text, error.line(), error.column());
+            let full = error.to_string();
+            // serde_json ends its messages with a line and column; the offset says it for clients without lines.
+            let message = full.split(" at line ").next().unwrap_or(&full);
+            Err(ApiError::invalid_json(format!("invalid JSON at byte {at}: {message}")))
+        }
+    }
+}
+
+/// Name of a value's JSON type.
+pub(crate) fn type_name(value: &Value) -> &'static str {
+    match value {
+        Value::Null => "null",
+        Value::Bool(_) => "boolean",
+        Value::Number(_) => "number",
+        Value::String(_) => "string",
+        Value::Array(_) => "list",
+        Value::Object(_) => "object",
+    }
+}
+
+fn offset(text: &str, line: usize, column: usize) -> usize {
+    let start: usize = text.split_inclusive('\n').take(line.saturating_sub(1)).map(str::len).sum();
+    (start + column).min(text.len())
+}
+
+/// Builds a [`Value`] and refuses what `serde_json` would let pass.
+#[derive(Clone, Copy)]
+struct Strict<'a>(&'a Cell<usize>);
+
+impl<'de> DeserializeSeed<'de> for Strict<'_> {
+    type Value = Value;
+
+    fn deserialize<D: de::Deserializer<'de>>(self, reader: D) -> Result<Value, D::Error> {
+        let left = self.0.get();
+        if left == 0 {
+            return Err(de::Error::custom(format!("more than {} values", limits::JSON_VALUES)));
+        }
+        self.0.set(left - 1);
+        reader.deserialize_any(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Strict<'_> {
+    type Value = Value;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a JSON value")
+    }
+
+    fn visit_unit<E>(self) -> Result<Value, E> {
+        Ok(Value::Null)
+    }
+
+    fn visit_bool<E>(self, v: bool) -> Result<Value, E> {
+        Ok(Value::Bool(v))
+    }
+
+    fn visit_i64<E>(self, v: i64) -> Result<Value, E> {
+        Ok(v.into())
+    }
+
+    fn visit_u64<E>(self, v: u64) -> Result<Value, E> {
+        Ok(v.into())
+    }
+
+    fn visit_f64<E: de::Error>(self, v: f64) -> Result<Value, E> {
+        Number::from_f64(v).map(Value::Number).ok_or_else(|| E::custom("number out of range"))
+    }
+
+    fn visit_str<E>(self, v: &str) -> Result<Value, E> {
+        Ok(Value::String(v.to_owned()))
+    }
+
+    fn visit_string<E>(self, v: String) -> Result<Value, E> {
+        Ok(Value::String(v))
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Value, A::Error> {
+        let mut list = Vec::new();
+        while let Some(value) = seq.next_element_seed(self)? {
+            list.push(value);
+        }
+        Ok(Value::Array(list))
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut access: A) -> Result<Value, A::Error> {
+        let mut map = Map::new();
+        while let Some(key) = access.next_key::<String>()? {
+            if map.contains_key(&key) {
+                return Err(de::Error::custom(format!("duplicate key {}", quote(&key))));
+            }
+            let value = access.next_value_seed(self)?;
+            map.insert(key, value);
+        }
+        Ok(Value::Object(map))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refused(body: &[u8]) -> String {
+        let error = parse_object(body).unwrap_err();
+        assert_eq!(error.status, 400);
+        error.message
+    }
+
+    #[test]
+    fn strictness() {
+        assert!(refused(br#"{"a":1,"a":2}"#).contains("duplicate key 'a'"));
+        assert!(refused(br#"{"a":{"b":1,"b":2}}"#).contains("duplicate key 'b'"));
+        assert!(refused(br#"{"a":"emoji \ud83d"}"#).contains("at byte"));
+        assert!(refused(br#"{"a":"x \ude00 y"}"#).contains("at byte"));
+        assert!(refused(b"{\"a\":\"\xff\"}").contains("UTF-8 at byte 6"));
+        assert!(refused(b"{\"a\":1e999}").contains("at byte"));
+        assert!(refused(b"[1]").contains("expected object"));
+        assert!(refused(b"").contains("at byte 0"));
+        assert!(refused(b"{} x").contains("at byte"));
+        let deep = format!("{{\"a\":{}1{}}}", "[".repeat(limits::JSON_DEPTH), "]".repeat(limits::JSON_DEPTH));
+        assert!(refused(deep.as_bytes()).contains("recursion"));
+    }
+
+    #[test]
+    fn what_json_allows() {
+        let map = parse_object("\u{feff}{\"a\":\"\\ud83d\\ude00\\u0000\",\"b\":5.0,\"c\":null}".as_bytes()).unwrap();
+        assert_eq!(map["a"], "\u{1f600}\0");
+        assert_eq!(map["b"], 5.0);
+        assert!(map["c"].is_null());
+    }
+}

@@ -1,0 +1,457 @@
+//! Messages of a client -> messages of a template: one content string each, roles the template knows, results tied to
+//! calls. Nothing is blanked or dropped with a success status.
+
+use serde_json::{Map, Value, json};
+
+use crate::serve::error::{ApiError, quote};
+use crate::serve::fields::Fields;
+use crate::serve::json::{self, type_name};
+use crate::serve::limits;
+use crate::serve::model::Caps;
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Role {
+    System,
+    Developer,
+    User,
+    Assistant,
+    Tool,
+}
+
+/// A message in the form this module works on.
+struct Message {
+    role: Role,
+    content: String,
+    reasoning: Option<String>,
+    name: Option<String>,
+    calls: Vec<Call>,
+    /// Of a tool message: the call it answers and where it stood.
+    answers: Option<String>,
+    index: usize,
+    /// `prefix: true`: the answer continues this message.
+    prefix: bool,
+}
+
+struct Call {
+    id: String,
+    name: String,
+    /// JSON text of an object.
+    text: String,
+    value: Map<String, Value>,
+}
+
+/// Messages ready for the template.
+#[derive(Debug)]
+pub(crate) struct Normalised {
+    pub messages: Value,
+    /// The last message asked to be continued.
+    pub prefix: bool,
+    /// The last message's content, if it is an assistant's with nothing but content.
+    pub open_end: Option<String>,
+}
+
+/// Normalises `messages`.
+///
+/// # Errors
+/// 400 naming the message and part at fault.
+pub(crate) fn normalise(messages: &[Value], caps: &Caps) -> Result<Normalised, ApiError> {
+    if messages.is_empty() {
+        return Err(ApiError::invalid_value("messages", "at least one message is needed"));
+    }
+    if messages.len() > limits::MESSAGES {
+        return Err(ApiError::invalid_value("messages", format!("more than {} messages", limits::MESSAGES)));
+    }
+    let read = messages.iter().enumerate().map(|(i, m)| read(i, m)).collect::<Result<Vec<_>, _>>()?;
+    let folded = fold_systems(read, caps);
+    let merged = merge_neighbours(folded, caps);
+    let ordered = order_results(merged)?;
+    let last = ordered.last();
+    let prefix = last.is_some_and(|m| m.prefix);
+    let open = |m: &&Message| m.role == Role::Assistant && m.calls.is_empty() && m.reasoning.is_none();
+    let open_end = last.filter(open).map(|m| m.content.clone());
+    Ok(Normalised { messages: ordered.iter().map(|m| render(m, caps)).collect(), prefix, open_end })
+}
+
+fn read(index: usize, value: &Value) -> Result<Message, ApiError> {
+    let at = format!("messages[{index}]");
+    let Some(map) = value.as_object() else {
+        return Err(ApiError::invalid_type(&at, "object", type_name(value)));
+    };
+    let prefix = format!("{at}.");
+    let fields = Fields::nested(map, &prefix);
+    let role = match fields.string("role")?.ok_or_else(|| ApiError::missing(&fields.path("role")))? {
+        "system" => Role::System,
+        "developer" => Role::Developer,
+        "user" => Role::User,
+        "assistant" => Role::Assistant,
+        "tool" | "function" | "ipython" => Role::Tool,
+        other => {
+            let message = format!("unknown role {}", quote(other));
+            return Err(ApiError::invalid_value(&fields.path("role"), message));
+        }
+    };
+    let mut reasoning = None;
+    if role == Role::Assistant {
+        for name in ["reasoning_content", "reasoning", "thinking"] {
+            match (fields.string(name)?, &reasoning) {
+                (Some(text), None) => reasoning = Some(text.to_owned()),
+                (Some(text), Some(known)) if text != known => {
+                    return Err(ApiError::invalid_value(&fields.path(name), "two different reasoning texts"));
+                }
+                _ => {}
+            }
+        }
+    }
+    let calls = if role == Role::Assistant { read_calls(&fields)? } else { Vec::new() };
+    let content = match fields.get("content") {
+        Some(content) => read_content(content, &fields.path("content"), role, &mut reasoning)?,
+        None if role == Role::Assistant && (!calls.is_empty() || reasoning.is_some()) => String::new(),
+        None => return Err(ApiError::missing(&fields.path("content"))),
+    };
+    let answers = match role {
+        Role::Tool => fields.string("tool_call_id")?.or(fields.string("name")?).map(str::to_owned),
+        _ => None,
+    };
+    let continues = role == Role::Assistant && fields.boolean("prefix")?.unwrap_or(false);
+    let name = if role == Role::Tool { None } else { fields.string("name")?.map(str::to_owned) };
+    Ok(Message { role, content, reasoning, name, calls, answers, index, prefix: continues })
+}
+
+fn read_content(content: &Value, at: &str, role: Role, reasoning: &mut Option<String>) -> Result<String, ApiError> {
+    let parts = match content {
+        Value::String(text) => return Ok(text.clone()),
+        Value::Array(parts) => parts,
+        other => return Err(ApiError::invalid_type(at, "string or list of parts", type_name(other))),
+    };
+    if parts.is_empty() && role == Role::User {
+        return Err(ApiError::invalid_value(at, "a user message needs content"));
+    }
+    let mut text = String::new();
+    for (i, part) in parts.iter().enumerate() {
+        let prefix = format!("{at}[{i}].");
+        let Some(map) = part.as_object() else {
+            return Err(ApiError::invalid_type(prefix.trim_end_matches('.'), "object", type_name(part)));
+        };
+        let fields = Fields::nested(map, &prefix);
+        let kind = fields.string("type")?.ok_or_else(|| ApiError::missing(&fields.path("type")))?;
+        let required =
+            |name: &str| fields.string(name).and_then(|s| s.ok_or_else(|| ApiError::missing(&fields.path(name))));
+        match kind {
+            "text" | "input_text" | "output_text" => text.push_str(required("text")?),
+            "refusal" if role == Role::Assistant => text.push_str(required("refusal")?),
+            "thinking" | "reasoning" if role == Role::Assistant => {
+                let thought = fields.string("thinking")?.or(fields.string("text")?).unwrap_or_default();
+                reasoning.get_or_insert_default().push_str(thought);
+            }
+            "redacted_thinking" if role == Role::Assistant => {}
+            other => {
+                let message = format!("content parts of type {} are not supported", quote(other));
+                return Err(ApiError::message_rule("unsupported_content_part", &fields.path("type"), message));
+            }
+        }
+    }
+    Ok(text)
+}
+
+fn read_calls(fields: &Fields<'_, '_>) -> Result<Vec<Call>, ApiError> {
+    let Some(list) = fields.list("tool_calls")? else { return Ok(Vec::new()) };
+    let mut calls: Vec<Call> = Vec::with_capacity(list.len());
+    for (i, item) in list.iter().enumerate() {
+        let prefix = fields.path(&format!("tool_calls[{i}]."));
+        let Some(map) = item.as_object() else {
+            return Err(ApiError::invalid_type(prefix.trim_end_matches('.'), "object", type_name(item)));
+        };
+        let call = Fields::nested(map, &prefix);
+        let Some(function) = call.object("function")? else { return Err(ApiError::missing(&call.path("function"))) };
+        let inner_prefix = call.path("function.");
+        let function = Fields::nested(function, &inner_prefix);
+        let name = function.string("name")?.ok_or_else(|| ApiError::missing(&function.path("name")))?;
+        let (text, value) = match function.get("arguments") {
+            None => ("{}".to_owned(), Map::new()),
+            Some(Value::Object(map)) => (Value::Object(map.clone()).to_string(), map.clone()),
+            Some(Value::String(text)) if text.is_empty() => ("{}".to_owned(), Map::new()),
+            Some(Value::String(text)) => match json::parse_object(text.as_bytes()) {
+                Ok(map) => (text.clone(), map),
+                Err(error) => {
+                    let path = function.path("arguments");
+                    return Err(ApiError::message_rule("invalid_tool_arguments", &path, error.message));
+                }
+            },
+            Some(other) => {
+                return Err(ApiError::invalid_type(&function.path("arguments"), "JSON text", type_name(other)));
+            }
+        };
+        let id = call.string("id")?.map_or_else(|| format!("call_{i}"), str::to_owned);
+        if calls.iter().any(|c| c.id == id) {
+            return Err(ApiError::invalid_value(&call.path("id"), format!("{} names two calls", quote(&id))));
+        }
+        calls.push(Call { id, name: name.to_owned(), text, value });
+    }
+    Ok(calls)
+}
+
+/// Developer becomes system where the template does not know it, leading systems become one, later ones stay where
+/// the template takes them and otherwise become user text in place: folding them to the front would change every
+/// earlier prefix.
+fn fold_systems(messages: Vec<Message>, caps: &Caps) -> Vec<Message> {
+    let mut out: Vec<Message> = Vec::with_capacity(messages.len());
+    let mut reminder: Option<String> = None;
+    for mut message in messages {
+        if message.role == Role::Developer && !caps.developer {
+            message.role = Role::System;
+        }
+        let systemic = matches!(message.role, Role::System | Role::Developer);
+        if systemic && out.last().is_none_or(|m| out.len() == 1 && m.role == message.role) {
+            match out.first_mut() {
+                Some(first) => join(&mut first.content, &message.content),
+                None => out.push(message),
+            }
+        } else if systemic && !caps.system_anywhere {
+            let wrapped = format!("<system-reminder>\n{}\n</system-reminder>", message.content);
+            join(reminder.get_or_insert_default(), &wrapped);
+        } else {
+            if let Some(mut text) = reminder.take() {
+                if message.role == Role::User {
+                    join(&mut text, &message.content);
+                    message.content = text;
+                } else {
+                    out.push(user(text, message.index));
+                }
+            }
+            out.push(message);
+        }
+    }
+    if let Some(text) = reminder {
+        let index = out.last().map_or(0, |m| m.index + 1);
+        out.push(user(text, index));
+    }
+    out
+}
+
+fn user(content: String, index: usize) -> Message {
+    Message {
+        role: Role::User,
+        content,
+        reasoning: None,
+        name: None,
+        calls: Vec::new(),
+        answers: None,
+        index,
+        prefix: false,
+    }
+}
+
+fn join(text: &mut String, more: &str) {
+    if !text.is_empty() && !more.is_empty() {
+        text.push_str("\n\n");
+    }
+    text.push_str(more);
+}
+
+fn merge_neighbours(messages: Vec<Message>, caps: &Caps) -> Vec<Message> {
+    let mut out: Vec<Message> = Vec::with_capacity(messages.len());
+    for message in messages {
+        match out.last_mut() {
+            Some(last) if last.role == message.role && message.role == Role::Assistant => {
+                join(&mut last.content, &message.content);
+                if let Some(more) = message.reasoning {
+                    join(last.reasoning.get_or_insert_default(), &more);
+                }
+                last.calls.extend(message.calls);
+                last.prefix = message.prefix;
+            }
+            Some(last) if last.role == message.role && message.role == Role::User && caps.alternation => {
+                join(&mut last.content, &message.content);
+            }
+            _ => out.push(message),
+        }
+    }
+    out
+}
+
+/// Ties results to calls and sorts them into call order.
+fn order_results(messages: Vec<Message>) -> Result<Vec<Message>, ApiError> {
+    let mut out: Vec<Message> = Vec::with_capacity(messages.len());
+    // Ids of the open assistant message's calls, and how many results already stand at the end of `out`.
+    let mut open: Vec<String> = Vec::new();
+    let mut answered: Vec<String> = Vec::new();
+    for message in messages {
+        if message.role == Role::Tool {
+            let at = format!("messages[{}].tool_call_id", message.index);
+            let Some(id) = message.answers.clone() else { return Err(ApiError::missing(&at)) };
+            let Some(rank) = open.iter().position(|call| *call == id) else {
+                let text = format!("{} is no call of the preceding assistant message", quote(&id));
+                return Err(ApiError::message_rule("orphan_tool_result", &at, text));
+            };
+            if answered.contains(&id) {
+                let text = format!("{} was answered already", quote(&id));
+                return Err(ApiError::message_rule("duplicate_tool_result", &at, text));
+            }
+            let place = out.len() - answered.iter().filter(|a| open.iter().position(|c| c == *a) > Some(rank)).count();
+            answered.push(id);
+            out.insert(place, message);
+            continue;
+        }
+        require_answers(&open, &answered, message.index)?;
+        open = message.calls.iter().map(|c| c.id.clone()).collect();
+        answered.clear();
+        out.push(message);
+    }
+    // Calls at the very end may be unanswered only if nothing follows; a template would show them without a result.
+    let end = out.last().map_or(0, |m| m.index + 1);
+    if answered.is_empty() { Ok(out) } else { require_answers(&open, &answered, end).map(|()| out) }
+}
+
+fn require_answers(open: &[String], answered: &[String], index: usize) -> Result<(), ApiError> {
+    match open.iter().find(|id| !answered.contains(id)) {
+        Some(id) => {
+            let text = format!("the call {} has no result before this message", quote(id));
+            Err(ApiError::message_rule("missing_tool_result", &format!("messages[{index}]"), text))
+        }
+        None => Ok(()),
+    }
+}
+
+fn render(message: &Message, caps: &Caps) -> Value {
+    let role = match message.role {
+        Role::System => "system",
+        Role::Developer => "developer",
+        Role::User => "user",
+        Role::Assistant => "assistant",
+        Role::Tool => "tool",
+    };
+    let mut out = json!({"role": role, "content": message.content});
+    if let Some(name) = &message.name {
+        out["name"] = name.as_str().into();
+    }
+    if message.role == Role::Assistant {
+        // Always a string: templates that find none split the content themselves.
+        out["reasoning_content"] = message.reasoning.as_deref().unwrap_or_default().into();
+    }
+    if let Some(id) = &message.answers {
+        out["tool_call_id"] = id.as_str().into();
+    }
+    if !message.calls.is_empty() {
+        let call = |call: &Call| {
+            let arguments =
+                if caps.string_arguments { Value::from(call.text.as_str()) } else { Value::Object(call.value.clone()) };
+            json!({"id": call.id, "type": "function", "function": {"name": call.name, "arguments": arguments}})
+        };
+        out["tool_calls"] = message.calls.iter().map(call).collect();
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const STRICT: Caps = Caps {
+        chat: true,
+        developer: false,
+        system_anywhere: false,
+        alternation: false,
+        tools: true,
+        string_arguments: false,
+        reasoning_effort: false,
+    };
+
+    /// Normalises and prints `role:content` per message, or the error's code.
+    fn check(messages: Value, expected: &str) {
+        let printed = match normalise(messages.as_array().unwrap(), &STRICT) {
+            Ok(n) => n
+                .messages
+                .as_array()
+                .unwrap()
+                .iter()
+                .map(|m| format!("{}:{}", m["role"].as_str().unwrap(), m["content"].as_str().unwrap()))
+                .collect::<Vec<_>>()
+                .join(" | "),
+            Err(error) => {
+                assert_eq!(error.status, 400);
+                format!("{} {}", error.code, error.param.unwrap())
+            }
+        };
+        assert_eq!(printed, expected);
+    }
+
+    fn call(ids: &[&str]) -> Value {
+        let calls: Vec<Value> =
+            ids.iter().map(|id| json!({"id": id, "function": {"name": "f", "arguments": "{\"a\":1}"}})).collect();
+        json!({"role": "assistant", "content": null, "tool_calls": calls})
+    }
+
+    #[test]
+    fn content_shapes() {
+        let parts = json!([{"type": "text", "text": "A"}, {"type": "text", "text": "B"}]);
+        check(json!([{"role": "user", "content": parts}]), "user:AB");
+        check(json!([{"role": "user", "content": []}]), "invalid_value messages[0].content");
+        check(json!([{"role": "user"}]), "missing_required_parameter messages[0].content");
+        check(json!([{"role": "user", "content": null}]), "missing_required_parameter messages[0].content");
+        check(json!([{"role": "user", "content": 5}]), "invalid_type messages[0].content");
+        check(
+            json!([{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]),
+            "unsupported_content_part messages[0].content[0].type",
+        );
+        check(json!([{"role": "assistant"}]), "missing_required_parameter messages[0].content");
+        check(json!([{"role": "assistant", "reasoning_content": "r"}]), "assistant:");
+        check(json!([{"role": "wizard", "content": "x"}]), "invalid_value messages[0].role");
+        check(json!([]), "invalid_value messages");
+        check(
+            json!([{"role": "assistant", "content": "a", "reasoning": "x", "thinking": "y"}]),
+            "invalid_value messages[0].thinking",
+        );
+    }
+
+    #[test]
+    fn roles_and_order() {
+        check(
+            json!([{"role": "developer", "content": "a"}, {"role": "system", "content": "b"}, {"role": "user", "content": "c"}]),
+            "system:a\n\nb | user:c",
+        );
+        check(
+            json!([{"role": "user", "content": "u"}, {"role": "assistant", "content": "a"},
+                {"role": "system", "content": "s"}, {"role": "user", "content": "v"}]),
+            "user:u | assistant:a | user:<system-reminder>\ns\n</system-reminder>\n\nv",
+        );
+        check(
+            json!([{"role": "user", "content": "u"}, {"role": "system", "content": "s"}]),
+            "user:u | user:<system-reminder>\ns\n</system-reminder>",
+        );
+        check(
+            json!([{"role": "assistant", "content": "a"}, {"role": "assistant", "content": "b"}]),
+            "assistant:a\n\nb",
+        );
+    }
+
+    #[test]
+    fn results_follow_their_calls() {
+        let result = |id: &str, text: &str| json!({"role": "tool", "tool_call_id": id, "content": text});
+        check(json!([call(&["x", "y"]), result("y", "2"), result("x", "1")]), "assistant: | tool:1 | tool:2");
+        check(
+            json!([call(&["x", "y", "z"]), result("z", "3"), result("x", "1"), result("y", "2")]),
+            "assistant: | tool:1 | tool:2 | tool:3",
+        );
+        check(json!([call(&["x"]), call(&["y"]), result("y", "2"), result("x", "1")]), "assistant: | tool:1 | tool:2");
+        check(json!([call(&["x"]), result("q", "")]), "orphan_tool_result messages[1].tool_call_id");
+        check(json!([result("q", "")]), "orphan_tool_result messages[0].tool_call_id");
+        check(
+            json!([call(&["x"]), result("x", ""), result("x", "")]),
+            "duplicate_tool_result messages[2].tool_call_id",
+        );
+        check(json!([call(&["x"]), {"role": "user", "content": "u"}]), "missing_tool_result messages[1]");
+        check(json!([call(&["x", "x"])]), "invalid_value messages[0].tool_calls[1].id");
+    }
+
+    #[test]
+    fn arguments_become_mappings() {
+        let parsed = normalise(&[call(&["x"])], &STRICT).unwrap();
+        assert_eq!(parsed.messages[0]["tool_calls"][0]["function"]["arguments"], json!({"a": 1}));
+        let text = normalise(&[call(&["x"])], &Caps { string_arguments: true, ..STRICT }).unwrap();
+        assert_eq!(text.messages[0]["tool_calls"][0]["function"]["arguments"], "{\"a\":1}");
+        for bad in ["[1]", "{\"a\":1,\"a\":2}", "{", "x"] {
+            let message = json!([{"role": "assistant", "tool_calls": [{"id": "x", "function": {"name": "f", "arguments": bad}}]}]);
+            check(message, "invalid_tool_arguments messages[0].tool_calls[0].function.arguments");
+        }
+    }
+}

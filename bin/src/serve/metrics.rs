@@ -1,0 +1,185 @@
+//! Counters of the process, in Prometheus text format 0.0.4. Labels come from closed sets only.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+
+use engine::api::{DraftCounts, Finish, Report};
+
+/// Why a choice ended, for `engine_requests_finished_total`.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(crate) enum End {
+    Stop,
+    StopString,
+    Length,
+    ContextFull,
+    Cancelled,
+    Error,
+}
+
+impl End {
+    const ALL: [(Self, &'static str); 6] = [
+        (Self::Stop, "stop"),
+        (Self::StopString, "stop_string"),
+        (Self::Length, "length"),
+        (Self::ContextFull, "context_full"),
+        (Self::Cancelled, "cancelled"),
+        (Self::Error, "error"),
+    ];
+
+    pub(crate) fn of(finish: Finish) -> Self {
+        match finish {
+            Finish::EndToken(_) => Self::Stop,
+            Finish::StopString(_) => Self::StopString,
+            Finish::MaxTokens => Self::Length,
+            Finish::ContextFull => Self::ContextFull,
+            Finish::Fault => Self::Error,
+        }
+    }
+}
+
+/// All counters.
+#[derive(Default)]
+pub(crate) struct Metrics {
+    http: BTreeMap<(&'static str, &'static str, u16), u64>,
+    sent_bytes: u64,
+    ends: BTreeMap<End, u64>,
+    /// Choices known to the engine and not finished.
+    pub open: u64,
+    /// ... of which admitted.
+    pub running: u64,
+    prompt_computed: u64,
+    prompt_cached: u64,
+    first: u64,
+    bonus: u64,
+    forced: u64,
+    plain: u64,
+    windows: u64,
+    mtp: DraftCounts,
+    suffix: DraftCounts,
+    hits: u64,
+    misses: u64,
+    skipped: u64,
+    preempted: u64,
+    stall_ns: u64,
+}
+
+impl Metrics {
+    /// One HTTP answer.
+    pub(crate) fn http(&mut self, route: &'static str, method: &'static str, status: u16) {
+        *self.http.entry((route, method, status)).or_default() += 1;
+    }
+
+    /// Bytes of a closed connection.
+    pub(crate) fn sent(&mut self, bytes: u64) {
+        self.sent_bytes += bytes;
+    }
+
+    /// One choice ended without a report.
+    pub(crate) fn ended(&mut self, end: End) {
+        *self.ends.entry(end).or_default() += 1;
+    }
+
+    /// One choice ran to its end. `counts_prompt` for the first choice of a prompt.
+    pub(crate) fn finished(&mut self, finish: Finish, report: &Report, counts_prompt: bool) {
+        self.ended(End::of(finish));
+        if counts_prompt {
+            self.prompt_computed += report.prompt_tokens - report.cached_tokens;
+            self.prompt_cached += report.cached_tokens;
+        }
+        self.first += report.first;
+        self.bonus += report.bonus;
+        self.forced += report.forced;
+        self.plain += report.plain;
+        self.windows += report.windows;
+        add(&mut self.mtp, &report.mtp);
+        add(&mut self.suffix, &report.suffix);
+        self.hits += report.suffix_lookups.hits;
+        self.misses += report.suffix_lookups.misses;
+        self.skipped += report.suffix_lookups.skipped;
+        self.preempted += report.preempted;
+        self.stall_ns += report.stall_ns;
+    }
+
+    /// The page.
+    pub(crate) fn render(&self, ready: bool) -> String {
+        let mut out = String::new();
+        let version = format!("{{version=\"{}\"}}", env!("CARGO_PKG_VERSION"));
+        family(&mut out, "engine_build_info", "gauge", "Build of the server", &[(version, 1)]);
+        let one = |value: u64| vec![(String::new(), value)];
+        family(&mut out, "engine_ready", "gauge", "Whether requests are taken", &one(ready.into()));
+        family(&mut out, "engine_requests_running", "gauge", "Admitted choices", &one(self.running));
+        let waiting = self.open.saturating_sub(self.running);
+        family(&mut out, "engine_requests_waiting", "gauge", "Queued choices", &one(waiting));
+        let http: Vec<_> = self
+            .http
+            .iter()
+            .map(|((route, method, code), n)| {
+                (format!("{{route=\"{route}\",method=\"{method}\",code=\"{code}\"}}"), *n)
+            })
+            .collect();
+        family(&mut out, "engine_http_requests_total", "counter", "HTTP answers", &http);
+        let sent = one(self.sent_bytes);
+        family(&mut out, "engine_http_response_bytes_total", "counter", "Bytes sent on closed connections", &sent);
+        let ends: Vec<_> = End::ALL
+            .iter()
+            .map(|(end, name)| (format!("{{reason=\"{name}\"}}"), self.ends.get(end).copied().unwrap_or(0)))
+            .collect();
+        family(&mut out, "engine_requests_finished_total", "counter", "Choices by the reason of their end", &ends);
+        let sources = [("computed", self.prompt_computed), ("cached", self.prompt_cached)];
+        family(&mut out, "engine_prompt_tokens_total", "counter", "Prompt tokens", &labelled("source", &sources));
+        let sources = [
+            ("first", self.first),
+            ("mtp", self.mtp.accepted),
+            ("suffix", self.suffix.accepted),
+            ("bonus", self.bonus),
+            ("forced", self.forced),
+        ];
+        let help = "Completion tokens by who proposed them";
+        family(&mut out, "engine_generation_tokens_total", "counter", help, &labelled("source", &sources));
+        let kinds = [("plain", self.plain), ("window", self.windows)];
+        family(&mut out, "engine_spec_steps_total", "counter", "Decode steps", &labelled("kind", &kinds));
+        let mut drafts = Vec::new();
+        for (proposer, c) in [("mtp", &self.mtp), ("suffix", &self.suffix)] {
+            for (class, value) in [
+                ("proposed", c.proposed),
+                ("trimmed", c.trimmed),
+                ("accepted", c.accepted),
+                ("rejected", c.rejected),
+                ("unreached", c.unreached),
+                ("discarded", c.discarded),
+            ] {
+                drafts.push((format!("{{proposer=\"{proposer}\",class=\"{class}\"}}"), value));
+            }
+        }
+        family(&mut out, "engine_spec_tokens_total", "counter", "Draft tokens by what became of them", &drafts);
+        let results = [("hit", self.hits), ("miss", self.misses), ("skipped", self.skipped)];
+        family(&mut out, "engine_suffix_lookups_total", "counter", "Suffix look-ups", &labelled("result", &results));
+        family(&mut out, "engine_preemptions_total", "counter", "Times a row was preempted", &one(self.preempted));
+        let help = "Time rows waited for slow readers";
+        let _ = writeln!(out, "# HELP engine_stream_stall_seconds_total {help}");
+        let _ = writeln!(out, "# TYPE engine_stream_stall_seconds_total counter");
+        let _ = writeln!(out, "engine_stream_stall_seconds_total {}", self.stall_ns as f64 / 1e9);
+        out
+    }
+}
+
+fn add(sum: &mut DraftCounts, c: &DraftCounts) {
+    sum.proposed += c.proposed;
+    sum.trimmed += c.trimmed;
+    sum.drafted += c.drafted;
+    sum.accepted += c.accepted;
+    sum.rejected += c.rejected;
+    sum.unreached += c.unreached;
+    sum.discarded += c.discarded;
+}
+
+fn labelled(label: &str, values: &[(&str, u64)]) -> Vec<(String, u64)> {
+    values.iter().map(|(name, value)| (format!("{{{label}=\"{name}\"}}"), *value)).collect()
+}
+
+fn family(out: &mut String, name: &str, kind: &str, help: &str, samples: &[(String, u64)]) {
+    let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} {kind}");
+    for (labels, value) in samples {
+        let _ = writeln!(out, "{name}{labels} {value}");
+    }
+}

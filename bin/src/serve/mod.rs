@@ -1,0 +1,301 @@
+//! engine-serve: HTTP in front of the engine.
+//!
+//! ```text
+//!  sockets ◄─► front ──Request──► text ──Command──► engine
+//!                ▲                 │ ▲                │
+//!                └──Reply, events──┘ └─────Event──────┘
+//! ```
+//!
+//! `front` owns every socket and waits only for its poll; `text` owns the tokenizer and every request; the engine
+//! owns the tick. A client that does not read fills its own bounded buffer, its rows are paused, and nobody else
+//! notices. No channel is waited on in a circle: `front` only tries to send, `text` waits for `front` alone.
+
+mod answer;
+mod auth;
+mod chat;
+mod completions;
+mod conns;
+mod error;
+mod fields;
+mod front;
+mod http;
+mod info;
+mod job;
+mod json;
+mod limits;
+mod link;
+mod messages;
+mod metrics;
+mod model;
+mod params;
+mod random;
+mod routes;
+mod schema;
+mod spec;
+mod stats;
+mod text;
+mod text_tools;
+
+use std::io;
+use std::net::{SocketAddr, ToSocketAddrs as _};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use crossbeam::channel::{self, Receiver, Sender};
+use engine::api::{Command, Event};
+use mio::net::TcpListener;
+use mio::{Poll, Waker};
+
+pub use info::{ModelInfo, SamplingDefaults};
+pub use model::{Caps, Conversation, Rendered, TextModel};
+pub use spec::SpecConfig;
+
+use auth::Keys;
+use front::{Control, Front, WAKER};
+use link::{Shared, State, ToFront, ToText};
+
+/// Messages between `front` and `text` that may wait.
+const LINK_CAPACITY: usize = 4096;
+
+/// Bounds of the front that tests shorten.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Bounds {
+    /// From the first byte of a head to its end.
+    pub head_time: Duration,
+    /// Between two bytes of a body.
+    pub body_idle_time: Duration,
+    /// Between two requests of a connection.
+    pub keep_alive_time: Duration,
+    /// A reader that takes nothing for this long is dropped.
+    pub stall_time: Duration,
+    /// Running requests may finish for this long after a shutdown began.
+    pub shutdown_time: Duration,
+    /// Unsent bytes of a connection above which its rows pause.
+    pub stream_buffer: usize,
+}
+
+impl Default for Bounds {
+    fn default() -> Self {
+        Self {
+            head_time: limits::HEAD_TIME,
+            body_idle_time: limits::BODY_IDLE_TIME,
+            keep_alive_time: limits::KEEP_ALIVE_TIME,
+            stall_time: limits::STALL_TIME,
+            shutdown_time: limits::SHUTDOWN_TIME,
+            stream_buffer: limits::STREAM_BUFFER_BYTES,
+        }
+    }
+}
+
+/// How to serve.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Config {
+    /// Address to listen on.
+    pub host: String,
+    /// 0 = any free port.
+    pub port: u16,
+    /// Accepted keys; with those of the file. None at all = open.
+    pub api_keys: Vec<String>,
+    /// One key per line; read again on SIGHUP.
+    pub api_key_file: Option<PathBuf>,
+    /// Largest body in bytes.
+    pub body_limit: usize,
+    /// Time and buffer bounds.
+    pub bounds: Bounds,
+}
+
+impl Config {
+    /// Defaults for a context of `n_ctx` tokens: port `port` of the loopback address, no keys.
+    pub fn local(port: u16, n_ctx: usize) -> Self {
+        Self {
+            host: "127.0.0.1".to_owned(),
+            port,
+            api_keys: Vec::new(),
+            api_key_file: None,
+            body_limit: limits::body_bytes(n_ctx),
+            bounds: Bounds::default(),
+        }
+    }
+}
+
+/// A loaded model and the two ends of its engine.
+pub struct Parts {
+    /// Tokenizer and template.
+    pub model: Box<dyn TextModel>,
+    /// Facts for `/v1/models` and for checks.
+    pub info: ModelInfo,
+    /// Strategies and their defaults.
+    pub spec: SpecConfig,
+    /// Requests that run at once.
+    pub slots: usize,
+    /// Into the engine.
+    pub commands: Sender<Command>,
+    /// Out of the engine.
+    pub events: Receiver<Event>,
+}
+
+/// How serving ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Exit {
+    /// Shut down as asked.
+    Done,
+    /// The sockets failed.
+    Failed,
+    /// The engine ended by itself.
+    Internal,
+    /// A second signal cut the shutdown short.
+    Signal(i32),
+}
+
+impl Exit {
+    /// Exit code of the process.
+    pub fn code(self) -> u8 {
+        match self {
+            Self::Done => 0,
+            Self::Failed => 1,
+            Self::Internal => 70,
+            Self::Signal(signal) => 128_u8.wrapping_add(signal as u8),
+        }
+    }
+}
+
+/// A listening server. Answers `loading_model` until [`Server::serve`].
+pub struct Server {
+    address: SocketAddr,
+    shared: Arc<Shared>,
+    waker: Arc<Waker>,
+    control: Sender<Control>,
+    to_front: Option<Sender<ToFront>>,
+    from_front: Option<Receiver<ToText>>,
+    front: JoinHandle<Exit>,
+    text: Option<JoinHandle<()>>,
+}
+
+/// Ends a server from another thread.
+#[derive(Clone)]
+pub struct Handle {
+    waker: Arc<Waker>,
+    control: Sender<Control>,
+}
+
+impl Handle {
+    fn send(&self, control: Control) {
+        // A full or closed channel means that an end is under way already.
+        let _ = self.control.try_send(control);
+        if let Err(error) = self.waker.wake() {
+            tracing::error!(%error, "cannot wake the front");
+        }
+    }
+
+    /// Finish what runs, then end.
+    pub fn shutdown(&self) {
+        self.send(Control::Shutdown);
+    }
+
+    /// End now; `signal` becomes the exit code.
+    pub fn kill(&self, signal: i32) {
+        self.send(Control::Kill(signal));
+    }
+
+    /// Read the key file again.
+    pub fn reload_keys(&self) {
+        self.send(Control::ReloadKeys);
+    }
+}
+
+impl Server {
+    /// Binds and starts to answer.
+    ///
+    /// # Errors
+    /// If the address cannot be bound, or the key file cannot be used.
+    pub fn start(config: Config) -> io::Result<Self> {
+        let keys = Keys::load(&config.api_keys, config.api_key_file.as_deref())?;
+        let no_address = || io::Error::new(io::ErrorKind::InvalidInput, "the host names no address");
+        let address = (config.host.as_str(), config.port).to_socket_addrs()?.next().ok_or_else(no_address)?;
+        let listener = TcpListener::bind(address)?;
+        let address = listener.local_addr()?;
+        let poll = Poll::new()?;
+        let waker = Arc::new(Waker::new(poll.registry(), WAKER)?);
+        let shared = Arc::new(Shared::new());
+        let (to_text, from_front) = channel::bounded(LINK_CAPACITY);
+        let (to_front, from_text) = channel::bounded(LINK_CAPACITY);
+        let (control, take_control) = channel::bounded(16);
+        let front =
+            Front::new(poll, listener, Arc::new(config), keys, shared.clone(), to_text, from_text, take_control)?;
+        let front = thread::Builder::new().name("front".to_owned()).spawn(move || front.run())?;
+        Ok(Self {
+            address,
+            shared,
+            waker,
+            control,
+            to_front: Some(to_front),
+            from_front: Some(from_front),
+            front,
+            text: None,
+        })
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// A way to end it.
+    pub fn handle(&self) -> Handle {
+        Handle { waker: self.waker.clone(), control: self.control.clone() }
+    }
+
+    /// The model is loaded: requests are taken from now on.
+    ///
+    /// # Errors
+    /// If the thread cannot be started.
+    ///
+    /// # Panics
+    /// When called twice.
+    pub fn serve(&mut self, parts: Parts) -> io::Result<()> {
+        let entry = info::entry(&parts.info, &parts.spec.strategies(), parts.spec.default.strategy.name());
+        *self.shared.model.write() = Some(Arc::new(entry));
+        let text = text::Text {
+            caps: parts.model.caps(),
+            model: parts.model,
+            info: parts.info,
+            spec: parts.spec,
+            slots: parts.slots,
+            shared: self.shared.clone(),
+            inbox: self.from_front.take().expect("serve is called once"),
+            outbox: self.to_front.take().expect("serve is called once"),
+            waker: self.waker.clone(),
+            commands: parts.commands,
+            events: parts.events,
+            random: random::Random::new(),
+            state: text::Jobs::default(),
+            _last_word: text::WakeOnDrop(self.waker.clone()),
+        };
+        self.text = Some(thread::Builder::new().name("text".to_owned()).spawn(move || text.run())?);
+        self.shared.advance(State::Serving);
+        Ok(())
+    }
+
+    /// Waits for the end.
+    pub fn join(self) -> Exit {
+        let exit = self.front.join().unwrap_or_else(|_| {
+            tracing::error!("the front panicked");
+            Exit::Internal
+        });
+        // The front's channel end is gone, so `text` ends; a second signal does not wait for it.
+        if let (Some(text), false) = (self.text, matches!(exit, Exit::Signal(_)))
+            && text.join().is_err()
+        {
+            tracing::error!("the text thread panicked");
+            return Exit::Internal;
+        }
+        exit
+    }
+}
+
+/// The table of `--limits`, for a context of `n_ctx` tokens.
+pub fn limits_table(n_ctx: usize) -> String {
+    limits::table(n_ctx)
+}

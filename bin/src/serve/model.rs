@@ -1,0 +1,77 @@
+//! What `text` needs of a model's tokenizer and chat template. The real one stands on `io::text`; tests bring a toy.
+
+use engine::ids::TokenId;
+use serde_json::{Map, Value};
+
+/// A conversation for the template.
+#[derive(Clone, Debug)]
+pub struct Conversation<'a> {
+    /// Array of messages as the template sees them: `content` a string, `arguments` of calls in the probed form.
+    pub messages: &'a Value,
+    /// Array of tool definitions, in the client's order.
+    pub tools: Option<&'a Value>,
+    /// Open an assistant turn at the end.
+    pub add_generation_prompt: bool,
+    /// Further template variables.
+    pub kwargs: &'a Map<String, Value>,
+}
+
+/// A rendered conversation.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Rendered {
+    /// The prompt.
+    pub text: String,
+    /// Its ids, exactly as they will run.
+    pub tokens: Vec<TokenId>,
+    /// Byte ranges of `text` that became control tokens.
+    pub special_spans: Vec<(usize, usize)>,
+    /// The reasoning tag that the prompt ends inside, if any: the answer's text begins with it.
+    pub open_tag: Option<String>,
+}
+
+/// What the template can do.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Caps {
+    /// There is a template.
+    pub chat: bool,
+    /// `developer` is a role of its own.
+    pub developer: bool,
+    /// A system message may stand anywhere.
+    pub system_anywhere: bool,
+    /// Two user messages in a row are refused.
+    pub alternation: bool,
+    /// Tool definitions reach the prompt.
+    pub tools: bool,
+    /// Call arguments are wanted as JSON text; otherwise as a mapping.
+    pub string_arguments: bool,
+    /// `reasoning_effort` is read.
+    pub reasoning_effort: bool,
+}
+
+/// Tokenizer and chat template of the served model.
+pub trait TextModel: Send {
+    /// Ids run from 0 to this, excluded.
+    fn vocab(&self) -> usize;
+
+    /// Text to ids. `add_special`: BOS and EOS as the model wants them; `parse_special`: the text of a special token
+    /// is that token.
+    fn encode(&self, text: &str, add_special: bool, parse_special: bool) -> Vec<TokenId>;
+
+    /// The bytes of a token; for control tokens their name.
+    fn piece(&self, token: TokenId) -> Vec<u8>;
+
+    /// Whether the token is hidden from ordinary output.
+    fn is_control(&self, token: TokenId) -> bool;
+
+    /// Whether the token ends a completion.
+    fn is_end(&self, token: TokenId) -> bool;
+
+    /// What the template can do.
+    fn caps(&self) -> Caps;
+
+    /// Renders and tokenizes. Texts of the conversation never become control tokens.
+    ///
+    /// # Errors
+    /// The template's own message, or what went wrong in it.
+    fn render(&self, conversation: &Conversation<'_>) -> Result<Rendered, String>;
+}

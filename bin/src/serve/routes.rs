@@ -1,0 +1,167 @@
+//! The paths: what each is, who may call it, and what it answers to the wrong method.
+
+use crate::serve::error::ApiError;
+use crate::serve::http::Method;
+
+/// What a path leads to.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) enum Route {
+    Health,
+    /// `/readyz`: also 503 while the queue is full.
+    Ready,
+    Live,
+    Version,
+    Models,
+    Model(String),
+    Metrics,
+    Chat,
+    Completions,
+    Tokenize,
+    Detokenize,
+    ApplyTemplate,
+}
+
+impl Route {
+    /// Closed label set of the metrics.
+    pub(crate) fn label(&self) -> &'static str {
+        match self {
+            Self::Health | Self::Ready => "/health",
+            Self::Live => "/livez",
+            Self::Version => "/version",
+            Self::Models | Self::Model(_) => "/v1/models",
+            Self::Metrics => "/metrics",
+            Self::Chat => "/v1/chat/completions",
+            Self::Completions => "/v1/completions",
+            Self::Tokenize => "/tokenize",
+            Self::Detokenize => "/detokenize",
+            Self::ApplyTemplate => "/apply-template",
+        }
+    }
+
+    /// GET (and HEAD), or POST.
+    pub(crate) fn is_get(&self) -> bool {
+        !matches!(self, Self::Chat | Self::Completions | Self::Tokenize | Self::Detokenize | Self::ApplyTemplate)
+    }
+
+    /// Whether a key is asked for where keys are configured.
+    pub(crate) fn needs_key(&self) -> bool {
+        !matches!(self, Self::Health | Self::Ready | Self::Live | Self::Version | Self::Metrics)
+    }
+
+    /// 405 unless the method fits.
+    pub(crate) fn check_method(&self, method: Method) -> Result<(), ApiError> {
+        match (self.is_get(), method) {
+            (true, Method::Get | Method::Head) | (false, Method::Post) => Ok(()),
+            (true, _) => Err(ApiError::method_not_allowed("GET, HEAD, OPTIONS")),
+            (false, _) => Err(ApiError::method_not_allowed("POST, OPTIONS")),
+        }
+    }
+}
+
+const TABLE: &[(&str, Route)] = &[
+    ("/health", Route::Health),
+    ("/v1/health", Route::Health),
+    ("/readyz", Route::Ready),
+    ("/livez", Route::Live),
+    ("/ping", Route::Live),
+    ("/version", Route::Version),
+    ("/v1/models", Route::Models),
+    ("/models", Route::Models),
+    ("/metrics", Route::Metrics),
+    ("/v1/chat/completions", Route::Chat),
+    ("/chat/completions", Route::Chat),
+    ("/v1/completions", Route::Completions),
+    ("/completions", Route::Completions),
+    ("/tokenize", Route::Tokenize),
+    ("/v1/tokenize", Route::Tokenize),
+    ("/detokenize", Route::Detokenize),
+    ("/v1/detokenize", Route::Detokenize),
+    ("/apply-template", Route::ApplyTemplate),
+];
+
+/// Paths of other servers' APIs that clients may try, each with what to use instead. A trailing `*` is a prefix.
+const NOT_IMPLEMENTED: &[(&str, &str)] = &[
+    ("/completion", "use POST /v1/completions"),
+    ("/infill", "use POST /v1/completions with the model's own fill-in-the-middle markup"),
+    ("/v1/embeddings", "this server generates text only"),
+    ("/embeddings", "this server generates text only"),
+    ("/embedding", "this server generates text only"),
+    ("/v1/rerank", "this server generates text only"),
+    ("/rerank", "this server generates text only"),
+    ("/reranking", "this server generates text only"),
+    ("/v1/score", "this server generates text only"),
+    ("/v1/audio/*", "this server generates text only"),
+    ("/v1/images/*", "this server generates text only"),
+    ("/v1/moderations", "this server generates text only"),
+    ("/v1/files*", "send the content in the request"),
+    ("/v1/batches*", "send the requests one by one; they are batched here"),
+    ("/v1/conversations*", "keep the conversation at the client and send it whole"),
+    ("/v1/responses*", "use POST /v1/chat/completions"),
+    ("/responses", "use POST /v1/chat/completions"),
+    ("/v1/messages*", "use POST /v1/chat/completions"),
+    ("/messages", "use POST /v1/chat/completions"),
+    ("/v1/complete", "use POST /v1/completions"),
+    ("/v1/chat/completions/*", "use POST /v1/chat/completions"),
+    ("/props", "GET /v1/models describes the model"),
+    ("/v1/props", "GET /v1/models describes the model"),
+    ("/slots*", "GET /metrics has the counters"),
+    ("/lora-adapters", "adapters are not supported"),
+    ("/v1/stream*", "set stream in the request"),
+    ("/models/load", "one model is served, chosen at start"),
+    ("/models/unload", "one model is served, chosen at start"),
+    ("/models/sse", "one model is served, chosen at start"),
+];
+
+/// Finds the route of a decoded path, or the 404 or 501 that it deserves.
+pub(crate) fn find(path: &str) -> Result<Route, ApiError> {
+    let trimmed = if path.len() > 1 { path.strip_suffix('/').unwrap_or(path) } else { path };
+    if let Some(route) = known(trimmed) {
+        return Ok(route);
+    }
+    for (pattern, instead) in NOT_IMPLEMENTED {
+        let hit = match pattern.strip_suffix('*') {
+            Some(prefix) => trimmed.starts_with(prefix),
+            None => trimmed == *pattern,
+        };
+        if hit {
+            return Err(ApiError::not_implemented(format!("{pattern} is not implemented; {instead}")));
+        }
+    }
+    if let Some(id) = trimmed.strip_prefix("/v1/models/").or_else(|| trimmed.strip_prefix("/models/")) {
+        return Ok(Route::Model(id.to_owned()));
+    }
+    let doubled = trimmed.strip_prefix("/v1").filter(|rest| rest.starts_with("/v1/") && known(rest).is_some());
+    let prefixed = format!("/v1{trimmed}");
+    Err(ApiError::unknown_path(match doubled {
+        Some(rest) => format!("unknown path; the base URL probably has /v1 twice: {rest} exists"),
+        None if known(&prefixed).is_some() => format!("unknown path; {prefixed} exists"),
+        None => "unknown path".to_owned(),
+    }))
+}
+
+fn known(path: &str) -> Option<Route> {
+    TABLE.iter().find(|(p, _)| *p == path).map(|(_, route)| route.clone())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths() {
+        assert_eq!(find("/v1/models/org/m"), Ok(Route::Model("org/m".into())));
+        assert_eq!(find("/v1/chat/completions/"), Ok(Route::Chat));
+        assert_eq!(find("/nope").unwrap_err().code, "unknown_path");
+        assert!(find("/v1/v1/models").unwrap_err().message.contains("/v1/models exists"));
+        assert_eq!(find("/v1/audio/speech").unwrap_err().status, 501);
+        assert_eq!(find("/v1/embeddings").unwrap_err().should_retry, Some(false));
+        assert_eq!(find("/models/load").unwrap_err().status, 501);
+        assert_eq!(find("/").unwrap_err().status, 404);
+    }
+
+    #[test]
+    fn methods() {
+        assert!(Route::Chat.check_method(Method::Get).is_err_and(|e| e.status == 405 && e.allow.is_some()));
+        assert!(Route::Health.check_method(Method::Head).is_ok());
+    }
+}

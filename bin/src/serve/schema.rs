@@ -1,0 +1,272 @@
+//! The request fields of every endpoint and what becomes of each: the tables of the contract, as data.
+//!
+//! A field is *honoured* (its reader is in `params.rs`, `chat.rs` or `completions.rs`), *noted* (accepted without
+//! effect and listed in `X-Engine-Ignored-Params`), or *refused* with 400 when its value would have an effect that
+//! this version cannot give. Null is absent everywhere. A field that is in no table is noted.
+
+use serde_json::{Map, Value};
+
+use crate::serve::error::ApiError;
+
+/// What becomes of a field.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Class {
+    /// Read and obeyed.
+    Honoured,
+    /// Accepted without effect; not even listed when the predicate says the value is harmless.
+    Noted(fn(&Value) -> bool),
+    /// 400 when the predicate says that the value would act.
+    Refused(fn(&Value) -> bool),
+}
+
+use Class::{Honoured, Noted, Refused};
+
+fn always(_: &Value) -> bool {
+    true
+}
+fn never(_: &Value) -> bool {
+    false
+}
+fn truthy(v: &Value) -> bool {
+    v != &Value::Bool(false)
+}
+fn falsy(v: &Value) -> bool {
+    v != &Value::Bool(true)
+}
+fn filled(v: &Value) -> bool {
+    match v {
+        Value::Array(list) => !list.is_empty(),
+        Value::String(text) => !text.is_empty(),
+        Value::Object(map) => !map.is_empty(),
+        _ => true,
+    }
+}
+fn not_zero(v: &Value) -> bool {
+    v.as_f64() != Some(0.0)
+}
+fn not_one(v: &Value) -> bool {
+    v.as_f64() != Some(1.0)
+}
+fn positive(v: &Value) -> bool {
+    v.as_f64().is_none_or(|x| x > 0.0)
+}
+fn not_negative(v: &Value) -> bool {
+    v.as_f64().is_none_or(|x| x >= 0.0)
+}
+fn beyond_text(v: &Value) -> bool {
+    v.as_array().is_none_or(|list| list.iter().any(|m| m != "text"))
+}
+fn beyond_text_format(v: &Value) -> bool {
+    v.get("type").is_none_or(|t| t != "text")
+}
+fn plain_tier(v: &Value) -> bool {
+    v == "auto" || v == "default"
+}
+fn is_false(v: &Value) -> bool {
+    v == &Value::Bool(false)
+}
+
+/// Fields of both generation endpoints.
+pub(crate) const COMMON: &[(&str, Class)] = &[
+    ("model", Honoured),
+    ("stream", Honoured),
+    ("stream_options", Honoured),
+    ("max_tokens", Honoured),
+    ("min_tokens", Honoured),
+    ("n", Honoured),
+    ("temperature", Honoured),
+    ("top_p", Honoured),
+    ("top_k", Honoured),
+    ("min_p", Honoured),
+    ("seed", Honoured),
+    ("stop", Honoured),
+    ("stop_token_ids", Honoured),
+    ("include_stop_str_in_output", Honoured),
+    ("ignore_eos", Honoured),
+    ("frequency_penalty", Honoured),
+    ("presence_penalty", Honoured),
+    ("repeat_penalty", Honoured),
+    ("repetition_penalty", Honoured),
+    ("repeat_last_n", Honoured),
+    ("logit_bias", Honoured),
+    ("logprobs", Honoured),
+    ("return_tokens", Honoured),
+    ("return_token_ids", Honoured),
+    ("sse_ping_interval", Honoured),
+    ("speculative", Honoured),
+    // Filters this sampler does not have: refused when they would act.
+    ("typical_p", Refused(not_one)),
+    ("typ_p", Refused(not_one)),
+    ("top_n_sigma", Refused(positive)),
+    ("xtc_probability", Refused(positive)),
+    ("xtc_threshold", Noted(never)),
+    ("dry_multiplier", Refused(not_zero)),
+    ("dry_base", Noted(never)),
+    ("dry_allowed_length", Noted(never)),
+    ("dry_penalty_last_n", Noted(never)),
+    ("dry_sequence_breakers", Noted(never)),
+    ("mirostat", Refused(not_zero)),
+    ("mirostat_tau", Noted(never)),
+    ("mirostat_eta", Noted(never)),
+    ("dynatemp_range", Refused(not_zero)),
+    ("dynatemp_exponent", Noted(never)),
+    ("adaptive_target", Refused(not_negative)),
+    ("adaptive_decay", Noted(never)),
+    ("samplers", Refused(always)),
+    ("min_keep", Refused(not_zero)),
+    ("logprob_token_ids", Refused(filled)),
+    ("prompt_logprobs", Refused(truthy)),
+    ("post_sampling_probs", Refused(truthy)),
+    ("n_probs", Refused(not_zero)),
+    ("bad_words", Refused(filled)),
+    ("allowed_token_ids", Refused(filled)),
+    // Constraints: never run without one after asking for one.
+    ("response_format", Refused(beyond_text_format)),
+    ("grammar", Refused(filled)),
+    ("json_schema", Refused(always)),
+    ("structured_outputs", Refused(always)),
+    ("guided_json", Refused(always)),
+    ("guided_regex", Refused(always)),
+    ("guided_choice", Refused(always)),
+    ("guided_grammar", Refused(always)),
+    ("regex", Refused(always)),
+    ("ebnf", Refused(always)),
+    // Queue, cache and progress features this version lacks.
+    ("priority", Refused(not_zero)),
+    ("cache_salt", Refused(filled)),
+    ("cache_prompt", Honoured),
+    ("return_progress", Refused(truthy)),
+    ("timings_per_token", Refused(truthy)),
+    ("truncate_prompt_tokens", Refused(always)),
+    ("lora", Refused(filled)),
+    ("use_beam_search", Refused(truthy)),
+    ("length_penalty", Refused(not_one)),
+    ("watermarking", Refused(truthy)),
+    // Hints without effect on the output.
+    ("id_slot", Noted(never)),
+    ("n_keep", Noted(never)),
+    ("n_discard", Noted(never)),
+    ("n_cache_reuse", Noted(never)),
+    ("t_max_predict_ms", Noted(never)),
+    ("n_indent", Noted(never)),
+    ("user", Noted(never)),
+    ("metadata", Noted(never)),
+    ("store", Noted(is_false)),
+    ("service_tier", Noted(plain_tier)),
+    ("safety_identifier", Noted(never)),
+    ("prompt_cache_key", Noted(never)),
+    ("prompt_cache_retention", Noted(never)),
+    ("prompt_cache_options", Noted(never)),
+    ("session_id", Noted(never)),
+    ("moderation", Noted(never)),
+    ("prediction", Noted(never)),
+];
+
+/// Further fields of `/v1/chat/completions`.
+pub(crate) const CHAT: &[(&str, Class)] = &[
+    ("messages", Honoured),
+    ("max_completion_tokens", Honoured),
+    ("n_predict", Honoured),
+    ("top_logprobs", Honoured),
+    ("tools", Honoured),
+    ("tool_choice", Honoured),
+    ("parallel_tool_calls", Honoured),
+    ("functions", Refused(filled)),
+    ("function_call", Refused(always)),
+    ("reasoning_effort", Honoured),
+    ("reasoning", Refused(filled)),
+    ("thinking_budget", Refused(not_negative)),
+    ("thinking_budget_tokens", Refused(not_negative)),
+    ("reasoning_budget_tokens", Refused(not_negative)),
+    ("thinking_token_budget", Refused(not_negative)),
+    ("reasoning_format", Honoured),
+    ("include_reasoning", Refused(falsy)),
+    ("chat_template_kwargs", Honoured),
+    ("enable_thinking", Honoured),
+    ("add_generation_prompt", Honoured),
+    ("continue_final_message", Honoured),
+    ("chat_template", Refused(always)),
+    ("documents", Refused(filled)),
+    ("mm_processor_kwargs", Refused(filled)),
+    ("media_io_kwargs", Refused(filled)),
+    ("modalities", Refused(beyond_text)),
+    ("audio", Refused(always)),
+    ("web_search_options", Refused(always)),
+    ("verbosity", Noted(never)),
+];
+
+/// Further fields of `/v1/completions`.
+pub(crate) const COMPLETIONS: &[(&str, Class)] = &[
+    ("prompt", Honoured),
+    ("echo", Honoured),
+    ("best_of", Honoured),
+    ("parse_special", Honoured),
+    ("add_special_tokens", Honoured),
+    ("suffix", Refused(filled)),
+    ("tools", Refused(filled)),
+    ("tool_choice", Refused(always)),
+    ("messages", Refused(always)),
+    ("reasoning_effort", Refused(always)),
+    ("reasoning", Refused(filled)),
+    ("top_logprobs", Refused(always)),
+];
+
+/// Refuses what must be refused and returns the names of fields without effect.
+///
+/// # Errors
+/// `unsupported_parameter` naming the first refused field.
+pub(crate) fn screen(body: &Map<String, Value>, own: &[(&str, Class)]) -> Result<Vec<String>, ApiError> {
+    let mut noted = Vec::new();
+    for (name, value) in body.iter().filter(|(_, v)| !v.is_null()) {
+        match own.iter().chain(COMMON).find(|(n, _)| n == name).map(|(_, class)| class) {
+            Some(Honoured) => {}
+            Some(Refused(acts)) if acts(value) => return Err(ApiError::unsupported_parameter(name)),
+            Some(Refused(_)) => {}
+            Some(Noted(harmless)) if harmless(value) => {}
+            Some(Noted(_)) | None => noted.push(name.clone()),
+        }
+    }
+    Ok(noted)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn every_refused_field_is_refused_by_name_and_null_is_absent() {
+        // A value of a type no field expects acts for every predicate that does not ask for a special one.
+        let values = [json!(7), json!("x"), json!(["x"]), json!({"type": "x"}), json!(true), json!(false), json!(-3)];
+        for own in [CHAT, COMPLETIONS] {
+            for (name, class) in own.iter().chain(COMMON) {
+                let null = Map::from_iter([((*name).to_owned(), Value::Null)]);
+                assert_eq!(screen(&null, own).unwrap(), Vec::<String>::new(), "{name}");
+                if matches!(class, Refused(_)) {
+                    let refused = values.iter().any(|value| {
+                        let body = Map::from_iter([((*name).to_owned(), value.clone())]);
+                        screen(&body, own).is_err_and(|e| e.param.as_deref() == Some(name) && e.status == 400)
+                    });
+                    assert!(refused, "{name} is never refused");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn no_name_stands_twice() {
+        for own in [CHAT, COMPLETIONS] {
+            for (i, (name, _)) in own.iter().enumerate() {
+                assert!(!own[..i].iter().any(|(n, _)| n == name), "{name}");
+            }
+        }
+    }
+
+    #[test]
+    fn harmless_values_pass_and_unknown_fields_are_noted() {
+        let body = json!({"store": false, "service_tier": "auto", "user": "u", "made_up": 1, "mirostat": 0,
+            "response_format": {"type": "text"}, "lora": [], "typical_p": 1});
+        assert_eq!(screen(body.as_object().unwrap(), CHAT).unwrap(), ["user", "made_up"]);
+    }
+}

@@ -1,0 +1,512 @@
+//! text: the thread that speaks both languages. Bodies become submissions, events become answers. It holds the
+//! tokenizer and the template; it sees no socket, and the engine's tick never waits for it.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use crossbeam::channel::{self, Receiver, Sender, TrySendError};
+use engine::api::{Command, Event};
+use engine::ids::{Ticket, TokenId};
+use mio::Waker;
+use serde_json::{Map, Value};
+
+use crate::serve::answer::{Choice, Dialect, Entries, Frame};
+use crate::serve::chat::{self, Chat};
+use crate::serve::completions;
+use crate::serve::error::ApiError;
+use crate::serve::fields::Fields;
+use crate::serve::http::Reply;
+use crate::serve::info::ModelInfo;
+use crate::serve::job::{Job, Outcome};
+use crate::serve::json;
+use crate::serve::link::{Exchange, Request, Shared, State, ToFront, ToText};
+use crate::serve::metrics::End;
+use crate::serve::model::{Caps, TextModel};
+use crate::serve::params::{Offer, Params};
+use crate::serve::random::Random;
+use crate::serve::routes::Route;
+use crate::serve::schema;
+use crate::serve::text_tools;
+use crate::serve::{SpecConfig, limits};
+
+/// The thread's state.
+pub(crate) struct Text {
+    pub model: Box<dyn TextModel>,
+    pub caps: Caps,
+    pub info: ModelInfo,
+    pub spec: SpecConfig,
+    pub slots: usize,
+    pub shared: Arc<Shared>,
+    pub inbox: Receiver<ToText>,
+    pub outbox: Sender<ToFront>,
+    pub waker: Arc<Waker>,
+    pub commands: Sender<Command>,
+    pub events: Receiver<Event>,
+    pub random: Random,
+    pub state: Jobs,
+    /// Declared last: dropped after the channel ends, so that the front finds them closed.
+    pub _last_word: WakeOnDrop,
+}
+
+/// Wakes the front when this thread ends, however it ends.
+pub(crate) struct WakeOnDrop(pub Arc<Waker>);
+
+impl Drop for WakeOnDrop {
+    fn drop(&mut self) {
+        if let Err(error) = self.0.wake() {
+            tracing::error!(%error, "cannot wake the front");
+        }
+    }
+}
+
+/// What runs.
+#[derive(Default)]
+pub(crate) struct Jobs {
+    jobs: HashMap<Exchange, Job>,
+    tickets: HashMap<Ticket, (Exchange, usize)>,
+    next_ticket: u64,
+    /// Commands the engine had no room for. Bounded by the jobs: each has a few per choice.
+    commands: VecDeque<Command>,
+    /// Something was sent to the front since it was last woken.
+    dirty: bool,
+    draining: bool,
+}
+
+/// Prompt, lead text and settings of a request that passed every check.
+struct Ready {
+    params: Params,
+    dialect: Dialect,
+    prompts: Vec<Vec<TokenId>>,
+    lead: Vec<String>,
+    logprobs: Option<u32>,
+    ignored: Vec<String>,
+    prompt_param: &'static str,
+}
+
+impl Text {
+    /// Runs until the front or the engine has gone.
+    pub(crate) fn run(mut self) {
+        loop {
+            let timeout = self.timeout(Instant::now());
+            channel::select! {
+                recv(self.inbox) -> message => match message {
+                    Ok(message) => self.take(message),
+                    // The front has ended, so nobody waits for anything.
+                    Err(_) => break,
+                },
+                recv(self.events) -> event => match event {
+                    Ok(event) => {
+                        self.event(event);
+                        // One wake of the front for everything a tick has brought.
+                        while let Ok(event) = self.events.try_recv() {
+                            self.event(event);
+                        }
+                    }
+                    Err(_) => {
+                        self.engine_ended();
+                        break;
+                    }
+                },
+                default(timeout) => {}
+            }
+            self.send_commands();
+            self.keep_streams_alive(Instant::now());
+            self.wake();
+        }
+        let _ = self.commands.try_send(Command::Stop);
+    }
+
+    fn timeout(&self, now: Instant) -> Duration {
+        let mut at = now + Duration::from_secs(3600);
+        if !self.state.commands.is_empty() {
+            at = now + Duration::from_millis(1);
+        }
+        for job in self.state.jobs.values() {
+            at = at.min(job.next_due().unwrap_or(at));
+        }
+        at.saturating_duration_since(now)
+    }
+
+    fn send(&mut self, message: ToFront) {
+        self.state.dirty = true;
+        match self.outbox.try_send(message) {
+            Ok(()) => {}
+            Err(TrySendError::Full(message)) => {
+                // The front never waits for this thread, so it will take what is there.
+                self.wake();
+                let _ = self.outbox.send(message);
+                self.state.dirty = true;
+            }
+            Err(TrySendError::Disconnected(_)) => {}
+        }
+    }
+
+    fn wake(&mut self) {
+        if std::mem::take(&mut self.state.dirty)
+            && let Err(error) = self.waker.wake()
+        {
+            tracing::error!(%error, "cannot wake the front");
+        }
+    }
+
+    fn command(&mut self, command: Command) {
+        self.state.commands.push_back(command);
+        self.send_commands();
+    }
+
+    fn send_commands(&mut self) {
+        while let Some(command) = self.state.commands.pop_front() {
+            match self.commands.try_send(command) {
+                Ok(()) => {}
+                Err(TrySendError::Full(command)) => {
+                    self.state.commands.push_front(command);
+                    return;
+                }
+                // Its event channel says so as well; that is where it is handled.
+                Err(TrySendError::Disconnected(_)) => self.state.commands.clear(),
+            }
+        }
+    }
+
+    fn take(&mut self, message: ToText) {
+        match message {
+            ToText::Request(request) => self.request(*request),
+            ToText::Gone(exchange) => {
+                if let Some(job) = self.state.jobs.remove(&exchange) {
+                    self.drop_choices(&job, End::Cancelled);
+                }
+            }
+            ToText::Full(exchange) => self.pause(exchange, true),
+            ToText::Room(exchange) => self.pause(exchange, false),
+            ToText::Drain => {
+                self.state.draining = true;
+                self.command(Command::Drain);
+            }
+            ToText::Abort => {
+                let running: Vec<Exchange> = self.state.jobs.keys().copied().collect();
+                for exchange in running {
+                    self.fail(exchange, &ApiError::draining());
+                }
+                self.command(Command::Stop);
+            }
+        }
+    }
+
+    fn pause(&mut self, exchange: Exchange, pause: bool) {
+        let Some(job) = self.state.jobs.get_mut(&exchange) else { return };
+        job.paused = pause;
+        let tickets: Vec<Ticket> = job.live().collect();
+        for ticket in tickets {
+            self.command(if pause { Command::Pause(ticket) } else { Command::Resume(ticket) });
+        }
+    }
+
+    fn request(&mut self, request: Request) {
+        let exchange = request.exchange;
+        let answer = json::parse_object(&request.body).and_then(|body| match request.route {
+            Route::Chat => self.read_chat(&body).map(Some),
+            Route::Completions => self.read_completions(&body).map(Some),
+            Route::Tokenize | Route::Detokenize | Route::ApplyTemplate => {
+                let model = self.model.as_ref();
+                let reply = match request.route {
+                    Route::Tokenize => text_tools::tokenize(&body, model, &self.caps, &self.info),
+                    Route::Detokenize => text_tools::detokenize(&body, model),
+                    _ => text_tools::apply_template(&body, model, &self.caps),
+                }?;
+                self.send(ToFront::Reply(exchange, Reply::json(200, &reply)));
+                Ok(None)
+            }
+            _ => unreachable!("the front answers GET"),
+        });
+        match answer {
+            Ok(Some(ready)) => self.start(request, ready),
+            Ok(None) => {}
+            Err(error) => self.send(ToFront::Reply(exchange, Reply::from(&error))),
+        }
+    }
+
+    fn offer(&self) -> Offer<'_> {
+        Offer { info: &self.info, spec: &self.spec, slots: self.slots }
+    }
+
+    fn read_params(&mut self, fields: &Fields<'_, '_>, names: &[&str]) -> Result<Params, ApiError> {
+        let mut random = std::mem::replace(&mut self.random, Random::new());
+        let params = Params::read(fields, names, &self.offer(), &mut random);
+        self.random = random;
+        params
+    }
+
+    fn read_chat(&mut self, body: &Map<String, Value>) -> Result<Ready, ApiError> {
+        let fields = Fields::body(body);
+        let ignored = schema::screen(body, schema::CHAT)?;
+        let params = self.read_params(&fields, chat::MAX_NAMES)?;
+        let top = fields.integer("top_logprobs", 0..=20)?;
+        let logprobs = match (fields.boolean("logprobs")?.unwrap_or(false), top) {
+            (true, top) => Some(top.unwrap_or(0) as u32),
+            (false, None) => None,
+            (false, Some(_)) => return Err(ApiError::invalid_value("top_logprobs", "it needs logprobs: true")),
+        };
+        let rendered = Chat::read(&fields, &self.caps)?.render(self.model.as_ref())?;
+        let lead = vec![rendered.open_tag.map_or(String::new(), |tag| format!("{tag}\n"))];
+        let prompts = vec![rendered.tokens];
+        let prompt_param = "messages";
+        Ok(Ready { params, dialect: Dialect::Chat, prompts, lead, logprobs, ignored, prompt_param })
+    }
+
+    fn read_completions(&mut self, body: &Map<String, Value>) -> Result<Ready, ApiError> {
+        let fields = Fields::body(body);
+        let ignored = schema::screen(body, schema::COMPLETIONS)?;
+        let mut params = self.read_params(&fields, completions::MAX_NAMES)?;
+        params.max_tokens.get_or_insert(completions::MAX_TOKENS_DEFAULT);
+        if fields.integer("best_of", 1..=limits::CHOICES as i64)?.is_some_and(|b| b != params.n as i64) {
+            return Err(ApiError::unsupported_parameter("best_of"));
+        }
+        let logprobs = fields.integer("logprobs", 0..=20)?.map(|n| n as u32);
+        let echo = fields.boolean("echo")?.unwrap_or(false);
+        if echo && logprobs.is_some() {
+            let message = "log-probabilities of the prompt are not supported; leave echo or logprobs out";
+            return Err(ApiError::unsupported_value("echo", message));
+        }
+        let prompts = completions::read_prompts(&fields, self.model.as_ref())?;
+        let (lead, prompts) =
+            prompts.into_iter().map(|p| (if echo { p.text } else { String::new() }, p.tokens)).unzip();
+        let prompt_param = "prompt";
+        Ok(Ready { params, dialect: Dialect::Completion, prompts, lead, logprobs, ignored, prompt_param })
+    }
+
+    fn start(&mut self, request: Request, ready: Ready) {
+        let exchange = request.exchange;
+        let n_ctx = self.info.n_ctx;
+        if let Some(prompt) = ready.prompts.iter().find(|p| p.len() >= n_ctx) {
+            let error = ApiError::context_length(prompt.len(), n_ctx, ready.prompt_param);
+            return self.send(ToFront::Reply(exchange, Reply::from(&error)));
+        }
+        let Ready { params, dialect, prompts, lead, logprobs, ignored, prompt_param } = ready;
+        let count = prompts.len() * params.n;
+        let prompt_tokens: Vec<usize> = prompts.iter().map(Vec::len).collect();
+        let mut headers = vec![("X-Engine-Prompt-Tokens", prompt_tokens.iter().sum::<usize>().to_string())];
+        if let Some(names) = header_list(&ignored) {
+            headers.push(("X-Engine-Ignored-Params", names));
+        }
+        headers.extend(request.session.map(|session| ("X-Engine-Session", session)));
+        let frame = Frame {
+            dialect,
+            id: self.random.id(if dialect == Dialect::Chat { "chatcmpl-" } else { "cmpl-" }),
+            created: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs()),
+            model: self.info.id.clone(),
+            null_usage: params.include_usage,
+            logprobs: logprobs.is_some(),
+        };
+        let choices = (0..count).map(|i| Choice::new(i, Entries::after(&lead[i / params.n]))).collect();
+        let tickets: Vec<Ticket> = (0..count as u64).map(|i| Ticket(self.state.next_ticket + i)).collect();
+        self.state.next_ticket += count as u64;
+        for (i, ticket) in tickets.iter().enumerate() {
+            self.state.tickets.insert(*ticket, (exchange, i));
+        }
+        let job = Job {
+            exchange,
+            received: request.received,
+            params,
+            frame,
+            choices,
+            tickets,
+            admitted: vec![false; count],
+            prompt_tokens,
+            lead,
+            headers,
+            prompt_param,
+            open: false,
+            begun: false,
+            last_sent: Instant::now(),
+            paused: false,
+        };
+        self.shared.metrics.lock().open += count as u64;
+        let commands = job.submissions(prompts, logprobs);
+        self.state.jobs.insert(exchange, job);
+        for command in commands {
+            self.command(command);
+        }
+    }
+
+    fn event(&mut self, event: Event) {
+        let ticket = match &event {
+            Event::Admitted { ticket, .. } | Event::Delta { ticket, .. } => *ticket,
+            Event::Finished { ticket, .. } | Event::Refused { ticket, .. } => *ticket,
+        };
+        // A ticket that was cancelled meanwhile may still have events on the way.
+        let Some(&(exchange, index)) = self.state.tickets.get(&ticket) else { return };
+        let Some(job) = self.state.jobs.get_mut(&exchange) else { return };
+        let outcome = match event {
+            Event::Admitted { .. } => {
+                job.admitted[index] = true;
+                self.shared.metrics.lock().running += 1;
+                // The pause of a job reaches only the choices that are admitted.
+                let pause = job.paused.then_some(Command::Pause(ticket));
+                self.open_stream(exchange);
+                self.state.commands.extend(pause);
+                self.begin(exchange)
+            }
+            Event::Delta { text, tokens, logprobs, .. } => {
+                job.delta(index, text, tokens, &logprobs, self.model.as_ref())
+            }
+            Event::Finished { finish, report, .. } => {
+                self.state.tickets.remove(&ticket);
+                let counts_prompt = index % job.per_prompt() == 0;
+                let mut metrics = self.shared.metrics.lock();
+                metrics.open -= 1;
+                metrics.running -= u64::from(job.admitted[index]);
+                metrics.finished(finish, &report, counts_prompt);
+                drop(metrics);
+                // A choice of no tokens ends without having been admitted.
+                self.open_stream(exchange);
+                if let Outcome::Send(first) = self.begin(exchange)
+                    && !first.is_empty()
+                {
+                    self.send(ToFront::Data(exchange, first));
+                }
+                let Some(job) = self.state.jobs.get_mut(&exchange) else { return };
+                job.finished(index, finish, report)
+            }
+            Event::Refused { error, .. } => {
+                self.state.tickets.remove(&ticket);
+                Outcome::Fail(job.refused(&error))
+            }
+        };
+        match outcome {
+            Outcome::Send(bytes) if bytes.is_empty() => {}
+            Outcome::Send(bytes) => {
+                if let Some(job) = self.state.jobs.get_mut(&exchange) {
+                    job.last_sent = Instant::now();
+                }
+                self.send(ToFront::Data(exchange, bytes));
+            }
+            Outcome::Reply(reply) => {
+                self.state.jobs.remove(&exchange);
+                self.send(ToFront::Reply(exchange, reply));
+            }
+            Outcome::Close(bytes) => {
+                self.state.jobs.remove(&exchange);
+                self.send(ToFront::Data(exchange, bytes));
+                self.send(ToFront::Close(exchange));
+            }
+            Outcome::Fail(error) => self.fail(exchange, &error),
+        }
+    }
+
+    fn begin(&mut self, exchange: Exchange) -> Outcome {
+        Outcome::Send(self.state.jobs.get_mut(&exchange).map(Job::begin).unwrap_or_default())
+    }
+
+    fn open_stream(&mut self, exchange: Exchange) {
+        let Some(job) = self.state.jobs.get_mut(&exchange) else { return };
+        if job.open || !job.params.stream {
+            return;
+        }
+        job.open = true;
+        job.last_sent = Instant::now();
+        let mut headers = vec![
+            ("Content-Type", "text/event-stream; charset=utf-8".to_owned()),
+            ("Cache-Control", "no-cache".to_owned()),
+            ("X-Accel-Buffering", "no".to_owned()),
+        ];
+        headers.extend(job.headers.iter().cloned());
+        self.send(ToFront::Open(exchange, headers));
+    }
+
+    /// Ends a request with an error: a status where none was sent yet, else an error event and a broken transfer.
+    fn fail(&mut self, exchange: Exchange, error: &ApiError) {
+        let Some(job) = self.state.jobs.remove(&exchange) else { return };
+        self.drop_choices(&job, End::Error);
+        if job.open {
+            let mut bytes = b"data: ".to_vec();
+            bytes.extend_from_slice(error.body().to_string().as_bytes());
+            bytes.extend_from_slice(b"\n\n");
+            self.send(ToFront::Break(exchange, bytes));
+        } else {
+            self.send(ToFront::Reply(exchange, Reply::from(error)));
+        }
+    }
+
+    /// Cancels what still runs of a job that is no longer answered.
+    fn drop_choices(&mut self, job: &Job, end: End) {
+        for (index, ticket) in job.tickets.iter().enumerate().filter(|(i, _)| job.choices[*i].end.is_none()) {
+            let mut metrics = self.shared.metrics.lock();
+            metrics.open -= 1;
+            metrics.running -= u64::from(job.admitted[index]);
+            metrics.ended(end);
+            drop(metrics);
+            // A ticket already gone from the table was refused or ended by the engine itself.
+            if self.state.tickets.remove(ticket).is_some() {
+                self.command(Command::Cancel(*ticket));
+            }
+        }
+    }
+
+    fn engine_ended(&mut self) {
+        let drained = self.state.draining;
+        let error = if drained { ApiError::draining() } else { ApiError::engine("the engine has ended") };
+        let running: Vec<Exchange> = self.state.jobs.keys().copied().collect();
+        if !drained {
+            tracing::error!("the engine has ended by itself");
+            self.shared.advance(State::Dead);
+        }
+        for exchange in running {
+            self.fail(exchange, &error);
+        }
+        // Requests that arrived in the meantime get an answer as well.
+        while let Ok(message) = self.inbox.try_recv() {
+            if let ToText::Request(request) = message {
+                self.send(ToFront::Reply(request.exchange, Reply::from(&error)));
+            }
+        }
+        if !drained {
+            self.send(ToFront::Dead);
+        }
+        self.wake();
+    }
+
+    /// Opens streams that wait long, and breaks silence with comments.
+    fn keep_streams_alive(&mut self, now: Instant) {
+        let due: Vec<Exchange> =
+            self.state.jobs.values().filter(|j| j.next_due().is_some_and(|at| at <= now)).map(|j| j.exchange).collect();
+        for exchange in due {
+            let Some(job) = self.state.jobs.get_mut(&exchange) else { continue };
+            if job.open {
+                job.last_sent = now;
+                self.send(ToFront::Data(exchange, b": keep-alive\n\n".to_vec()));
+            } else {
+                self.open_stream(exchange);
+            }
+        }
+    }
+}
+
+impl Job {
+    /// When the stream needs something although no event has come.
+    fn next_due(&self) -> Option<Instant> {
+        match (self.params.stream, self.open) {
+            (false, _) => None,
+            (true, false) => Some(self.received + limits::STREAM_HEADERS_TIME),
+            // A reader that takes nothing needs no comments either.
+            (true, true) if self.paused => None,
+            (true, true) => self.params.ping.map(|ping| self.last_sent + ping),
+        }
+    }
+}
+
+/// Names for a header: visible ASCII, at most 1 KiB.
+fn header_list(names: &[String]) -> Option<String> {
+    let mut out = String::new();
+    for name in names {
+        let clean: String = name.chars().take(64).map(|c| if c.is_ascii_graphic() { c } else { '?' }).collect();
+        if out.len() + clean.len() + 2 > 1024 {
+            break;
+        }
+        if !out.is_empty() {
+            out.push_str(", ");
+        }
+        out.push_str(&clean);
+    }
+    (!out.is_empty()).then_some(out)
+}

@@ -1,0 +1,212 @@
+//! commit: after admission the only writer of what a request is. Walks each window's verdict token by token: end token,
+//! stop string, then limits; nothing after the end is kept or counted.
+//!
+//! Leaves true: in decode `kv_len == token_len - 1`; the identities of the report; pages past the anchor are free.
+
+use crate::accept::{self, Fate};
+use crate::api::{Finish, TokenLogprob};
+use crate::ids::{Slot, TokenId};
+use crate::limits::Limits;
+use crate::pieces::{PieceFlags, Pieces};
+use crate::rules;
+use crate::step::{SlotOp, StepResult, TrunkWork};
+use crate::tables::counters::Counters;
+use crate::tables::outbox::Outbox;
+use crate::tables::output::Outputs;
+use crate::tables::pages::Pages;
+use crate::tables::plans::Plans;
+use crate::tables::requests::{Phase, Requests};
+use crate::tables::survival::Survival;
+use crate::tables::tokens::Tokens;
+use crate::tables::windows::Windows;
+
+/// Commits the pass. `trunk` holds the prompt segments first, then one segment a window.
+#[expect(clippy::too_many_arguments, reason = "the borrowed columns are the access declaration")]
+pub fn commit(
+    requests: &mut Requests,
+    tokens: &mut Tokens,
+    pages: &mut Pages,
+    survival: &mut Survival,
+    outputs: &mut Outputs,
+    counters: &mut Counters,
+    outbox: &mut Outbox,
+    ops: &mut Vec<SlotOp>,
+    plans: &Plans,
+    windows: &Windows,
+    trunk: &TrunkWork,
+    result: &StepResult,
+    pieces: &Pieces,
+    limits: &Limits,
+    now_ns: u64,
+) {
+    let prompts = trunk.state.len() - windows.len();
+    for segment in 0..prompts {
+        let s = trunk.state[segment].index();
+        requests.kv_len[s] += trunk.committed[segment];
+        if requests.kv_len[s] + 1 == requests.token_len[s] {
+            requests.phase[s] = Phase::Decode;
+        }
+    }
+    let mut rule = 0;
+    for row in 0..windows.len() {
+        let segment = prompts + row;
+        let slot = windows.slot[row];
+        let walk =
+            walk(slot, row, segment, rule, requests, tokens, outputs, outbox, windows, result, pieces, limits, now_ns);
+        rule += 1 + windows.draft_len(row);
+        count(slot, row, walk, plans, windows, counters);
+        let s = slot.index();
+        counters.report[s].completion_tokens = u64::from(requests.completion_len(slot));
+        if let Some(finish) = walk.finish {
+            outputs.state[s].finish(&mut outbox.text[s]);
+            requests.finish[s] = Some(finish);
+            requests.phase[s] = Phase::Done;
+            continue;
+        }
+        let drafts = windows.draft_len(row) as u32;
+        requests.kv_len[s] += 1 + walk.accepted;
+        if walk.accepted < drafts {
+            ops.push(SlotOp::Truncate { state: Requests::state(slot), kv_len: requests.kv_len[s] });
+        }
+        pages.truncate(slot, requests.kv_len[s] + 1);
+        let mtp = windows.mtp_len[row];
+        survival.observe_mtp(slot, walk.accepted.min(mtp), walk.accepted < mtp);
+        if walk.accepted >= mtp && mtp < drafts {
+            survival.observe_suffix(slot, windows.match_len[row], walk.accepted - mtp, walk.accepted < drafts);
+        }
+    }
+}
+
+/// What a walk did.
+#[derive(Clone, Copy, Debug)]
+struct Walk {
+    /// Leading drafts that the target agrees with.
+    agreed: u32,
+    /// Drafts committed.
+    accepted: u32,
+    /// The target's own token was committed behind them.
+    bonus: bool,
+    /// Why the choice ended, if it did.
+    finish: Option<Finish>,
+}
+
+#[expect(clippy::too_many_arguments, reason = "a part of commit, over its columns")]
+fn walk(
+    slot: Slot,
+    row: usize,
+    segment: usize,
+    rule: usize,
+    requests: &mut Requests,
+    tokens: &mut Tokens,
+    outputs: &mut Outputs,
+    outbox: &mut Outbox,
+    windows: &Windows,
+    result: &StepResult,
+    pieces: &Pieces,
+    limits: &Limits,
+    now_ns: u64,
+) -> Walk {
+    let s = slot.index();
+    let drafts = windows.drafts(row);
+    let agreed = result.accepted[segment];
+    assert!(agreed as usize <= drafts.len(), "{slot}: {agreed} of {} drafts accepted", drafts.len());
+    let mut walk = Walk { agreed, accepted: 0, bonus: false, finish: None };
+    let accepted = drafts[..agreed as usize].iter().copied();
+    for (i, token) in accepted.chain([result.next[segment]]).enumerate() {
+        let own = i == agreed as usize;
+        if own && result.fault[segment].is_some() {
+            walk.finish = Some(Finish::Fault);
+            break;
+        }
+        assert!(!token.is_none(), "{slot}: a verdict without a token");
+        tokens.set(slot, requests.token_len[s], token);
+        requests.token_len[s] += 1;
+        if requests.first_ns[s] == 0 {
+            requests.first_ns[s] = now_ns;
+        }
+        requests.last_ns[s] = now_ns;
+        outbox.tokens[s].push(token);
+        if requests.logprobs[s].is_some() {
+            let top = &result.top[result.top_start[rule + i] as usize..result.top_start[rule + i + 1] as usize];
+            let logprob = result.logprob[rule + i];
+            outbox.logprobs[s].push(TokenLogprob { token, logprob, top: top.to_vec() });
+        }
+        walk.accepted += u32::from(!own);
+        walk.bonus |= own;
+        walk.finish = judge(slot, token, requests, outputs, &mut outbox.text[s], pieces, limits);
+        if walk.finish.is_some() {
+            break;
+        }
+    }
+    walk
+}
+
+/// Whether the token just committed ends the choice: end token, stop string, then limits. Releases its text.
+fn judge(
+    slot: Slot,
+    token: TokenId,
+    requests: &Requests,
+    outputs: &mut Outputs,
+    text: &mut String,
+    pieces: &Pieces,
+    limits: &Limits,
+) -> Option<Finish> {
+    let s = slot.index();
+    let stop = &requests.stop[s];
+    let completed = requests.completion_len(slot);
+    let ends = rules::ends(stop, pieces, token);
+    let special = pieces.flags(token).intersects(PieceFlags::CONTROL | PieceFlags::END);
+    let shown = !stop.tokens.contains(&token) && (!special || outputs.show_special[s]);
+    if shown {
+        let obey = completed >= stop.min_tokens && !ends;
+        if let Some(index) = outputs.state[s].push(pieces.bytes(token), stop, obey, text) {
+            return Some(Finish::StopString(index));
+        }
+    }
+    if ends {
+        Some(Finish::EndToken(token))
+    } else if completed == requests.max_tokens[s] {
+        Some(Finish::MaxTokens)
+    } else if requests.token_len[s] as usize == limits.context {
+        Some(Finish::ContextFull)
+    } else {
+        None
+    }
+}
+
+/// Counts a step, draft by draft.
+fn count(slot: Slot, row: usize, walk: Walk, plans: &Plans, windows: &Windows, counters: &mut Counters) {
+    let report = &mut counters.report[slot.index()];
+    let (mtp, tail) = (windows.mtp_len[row], windows.suffix_len[row]);
+    let drafts = mtp + tail;
+    if !plans.counted[slot.index()] {
+        assert_eq!(drafts, 0, "{slot}: the first step has no draft");
+        report.first += u64::from(walk.bonus);
+        return;
+    }
+    report.steps += 1;
+    report.windows += u64::from(drafts > 0);
+    report.plain += u64::from(drafts == 0);
+    report.bonus += u64::from(walk.bonus);
+    report.width_hist[drafts as usize] += 1;
+    if drafts > 0 {
+        report.accepted_hist[walk.accepted as usize] += 1;
+    }
+    for position in 0..drafts {
+        let fate = accept::fate(position, walk.accepted, !walk.bonus);
+        accept::count(if position < mtp { &mut report.mtp } else { &mut report.suffix }, fate);
+        let at = &mut report.per_position[position as usize];
+        at.0 += 1;
+        at.1 += u64::from(fate == Fate::Accepted);
+    }
+    if mtp > 0 && tail > 0 {
+        report.tail_windows += 1;
+        if walk.agreed >= mtp {
+            report.tail_tested += 1;
+            report.tail_drafted_tested += u64::from(tail);
+            report.tail_accepted += u64::from(walk.accepted.saturating_sub(mtp));
+        }
+    }
+    report.total = report.mtp;
+    report.total.add(&report.suffix);
+}

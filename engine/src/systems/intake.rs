@@ -1,0 +1,119 @@
+//! intake: a bounded drain of the inbox. Leaves true: nothing unbounded was done; a cancelled row takes no further part.
+
+use crossbeam::channel::{Receiver, TryRecvError};
+
+use crate::api::{AdmitError, Command, Event, Submission};
+use crate::ids::Ticket;
+use crate::limits::Limits;
+use crate::metrics::Metrics;
+use crate::step::Shape;
+use crate::tables::outbox::Outbox;
+use crate::tables::requests::{Phase, Requests};
+use crate::tables::waiting::Waiting;
+use crate::world::Life;
+
+/// Most commands of one tick.
+const COMMANDS_MAX: usize = 64;
+
+/// Takes commands in; whether there was one.
+#[expect(clippy::too_many_arguments, reason = "the borrowed columns are the access declaration")]
+pub fn intake(
+    inbox: &Receiver<Command>,
+    waiting: &mut Waiting,
+    requests: &mut Requests,
+    outbox: &mut Outbox,
+    life: &mut Life,
+    metrics: &mut Metrics,
+    limits: &Limits,
+    shape: &Shape,
+    now_ns: u64,
+) -> bool {
+    let mut any = false;
+    for _ in 0..COMMANDS_MAX {
+        if !outbox.has_room() || life.stopping {
+            break;
+        }
+        let command = match inbox.try_recv() {
+            Ok(command) => command,
+            Err(TryRecvError::Empty) => break,
+            Err(TryRecvError::Disconnected) => {
+                life.orphan = true;
+                // Nobody can submit any more: finish what is here.
+                life.draining = true;
+                break;
+            }
+        };
+        any = true;
+        match command {
+            Command::Submit(submission) => match refusal(&submission, waiting, life, limits, shape) {
+                None => waiting.push(submission, now_ns),
+                Some(error) => {
+                    metrics.refused += 1;
+                    outbox.push(Event::Refused { ticket: submission.ticket, error });
+                }
+            },
+            Command::Cancel(ticket) => cancel(ticket, waiting, requests, outbox, metrics),
+            Command::Pause(ticket) => set_paused(requests, ticket, true),
+            Command::Resume(ticket) => set_paused(requests, ticket, false),
+            Command::Drain => {
+                life.draining = true;
+                while let Some((submission, _)) = waiting.pop() {
+                    metrics.refused += 1;
+                    outbox.push(Event::Refused { ticket: submission.ticket, error: AdmitError::Draining });
+                }
+            }
+            Command::Stop => life.stopping = true,
+        }
+    }
+    any
+}
+
+fn set_paused(requests: &mut Requests, ticket: Ticket, paused: bool) {
+    if let Some(slot) = requests.find(ticket) {
+        requests.paused[slot.index()] = paused;
+    }
+}
+
+fn cancel(ticket: Ticket, waiting: &mut Waiting, requests: &mut Requests, outbox: &mut Outbox, metrics: &mut Metrics) {
+    if waiting.remove(ticket) {
+        metrics.cancelled.queued += 1;
+        return;
+    }
+    // A ticket that is unknown has finished already: its last event is on the way.
+    let Some(slot) = requests.find(ticket) else { return };
+    let phase = &mut requests.phase[slot.index()];
+    let counter = match *phase {
+        Phase::Prefill | Phase::Preempted => &mut metrics.cancelled.prefill,
+        _ if requests.paused[slot.index()] || requests.blocked[slot.index()] => &mut metrics.cancelled.stalled,
+        _ => &mut metrics.cancelled.decode,
+    };
+    *counter += 1;
+    *phase = Phase::Done;
+    outbox.forget(slot, ticket);
+}
+
+fn refusal(
+    submission: &Submission,
+    waiting: &Waiting,
+    life: &Life,
+    limits: &Limits,
+    shape: &Shape,
+) -> Option<AdmitError> {
+    let prompt = &submission.prompt;
+    let strategy = submission.speculation.strategy;
+    if life.draining {
+        Some(AdmitError::Draining)
+    } else if prompt.is_empty() {
+        Some(AdmitError::EmptyPrompt)
+    } else if prompt.len() > limits.context - 1 {
+        Some(AdmitError::PromptTooLong { prompt: prompt.len(), context: limits.context })
+    } else if let Some(bad) = prompt.iter().find(|t| t.0 as usize >= shape.vocab) {
+        Some(AdmitError::BadToken { token: bad.0, vocab: shape.vocab })
+    } else if strategy.uses_mtp() && !shape.mtp {
+        Some(AdmitError::StrategyUnavailable { strategy: strategy.name(), reason: "the model has no MTP block" })
+    } else if waiting.len() >= limits.waiting {
+        Some(AdmitError::QueueFull { waiting: waiting.len() })
+    } else {
+        None
+    }
+}

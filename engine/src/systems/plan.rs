@@ -1,0 +1,241 @@
+//! plan: who does what this tick. Shares out the rows of the trunk pass and the pages, and asks the window policy.
+//!
+//! Rows: every anchor first, then at least [`PREFILL_ROWS_MIN`] prompt rows while a prompt waits, then drafts, then
+//! more prompt rows. Pages the same way; an anchor or a prompt that finds none preempts the youngest row behind it
+//! (a stalled one first), drafts only take what is free. The oldest running row can thus take every page, and the pool
+//! holds one whole context: it always gets on.
+//!
+//! Leaves true: a window is open for every decoding row that runs, and everything planned has its pages.
+
+use crate::cost::Cost;
+use crate::ids::Slot;
+use crate::limits::{Limits, PREFILL_ROWS_MIN};
+use crate::metrics::Metrics;
+use crate::policy::{self, Batch};
+use crate::step::{Shape, SlotOp};
+use crate::tables::counters::Counters;
+use crate::tables::pages::Pages;
+use crate::tables::plans::Plans;
+use crate::tables::requests::{Phase, Requests};
+use crate::tables::suffix::Suffix;
+use crate::tables::survival::{Survival, bucket};
+use crate::tables::tokens::Tokens;
+use crate::tables::windows::Windows;
+
+/// Plans the tick.
+#[expect(clippy::too_many_arguments, reason = "the borrowed columns are the access declaration")]
+pub fn plan(
+    requests: &mut Requests,
+    tokens: &Tokens,
+    pages: &mut Pages,
+    suffix: &Suffix,
+    survival: &mut Survival,
+    counters: &mut Counters,
+    plans: &mut Plans,
+    windows: &mut Windows,
+    ops: &mut Vec<SlotOp>,
+    metrics: &mut Metrics,
+    cost: &Cost,
+    limits: &Limits,
+    shape: &Shape,
+    now_ns: u64,
+) {
+    plans.clear();
+    windows.clear();
+    track_stalls(requests, counters, now_ns);
+
+    let chunk = |requests: &Requests, slot: Slot| {
+        let s = slot.index();
+        let wanted = (requests.token_len[s] - 1 - requests.kv_len[s]) as usize;
+        let ring = if shape.mtp { shape.hidden_rows } else { usize::MAX };
+        wanted.min(limits.prefill_chunk).min(ring)
+    };
+
+    // Anchors, and the least of the prompts. Oldest first: whoever is preempted has nothing planned yet.
+    let order = requests.live.clone();
+    let anchors = order.iter().filter(|s| requests.phase[s.index()] == Phase::Decode && requests.runs(**s)).count();
+    assert!(anchors < limits.step_rows, "limits keep room for every anchor");
+    let mut least = PREFILL_ROWS_MIN.min(limits.step_rows - anchors);
+    let mut rows = limits.step_rows;
+    for &slot in &order {
+        // Asked for each: an older row may just have preempted this one.
+        if !requests.runs(slot) {
+            continue;
+        }
+        let kv_len = requests.kv_len[slot.index()];
+        if requests.phase[slot.index()] == Phase::Prefill {
+            let n = chunk(requests, slot).min(least);
+            let given = claim_prompt(slot, 0, n, true, requests, pages, counters, ops, metrics, shape);
+            plans.prefill[slot.index()] = given;
+            least -= given as usize;
+            rows -= given as usize;
+        } else if claim(slot, kv_len + 1, true, requests, pages, counters, ops, metrics, shape) {
+            windows.open(slot, tokens.get(slot, kv_len));
+            rows -= 1;
+        } else {
+            preempt(slot, requests, pages, counters, metrics);
+        }
+    }
+
+    // Drafts.
+    let mut batch = Batch { windows: windows.len(), rows: limits.step_rows - rows, expected: 0.0, depth: 0 };
+    for row in 0..windows.len() {
+        let slot = windows.slot[row];
+        let s = slot.index();
+        let completed = requests.completion_len(slot);
+        plans.counted[s] = completed > 0;
+        if completed == 0 {
+            continue;
+        }
+        let spec = &requests.speculation[s];
+        let token_len = requests.token_len[s];
+        let room = (requests.max_tokens[s] - completed - 1)
+            .min(limits.context as u32 - token_len - 1)
+            .min(u32::from(spec.window_max))
+            .min(limits.window_max as u32)
+            .min(if shape.mtp { shape.hidden_rows as u32 - 1 } else { u32::MAX })
+            .min(rows as u32);
+        let m = suffix.matched(slot);
+        let matched = (spec.strategy.uses_suffix() && m.len > 0).then(|| bucket(m.len));
+        let possible = matched.is_some() || spec.strategy.uses_mtp();
+        let retry = survival.down[s] && possible && token_len >= survival.retry_at[s];
+        let first_window = counters.report[s].windows == 0;
+        let (decision, gain) = policy::decide(spec, survival, slot, cost, &batch, matched, room, first_window, retry);
+        if retry || (decision.turned_down && !survival.down[s]) {
+            survival.retry_at[s] = token_len + policy::RETRY_TOKENS;
+        }
+        if decision.turned_down {
+            let report = &mut counters.report[s];
+            let after_step = report.steps;
+            report.turned_down.get_or_insert(crate::api::TurnedDown { after_step, reason: "cost" });
+        }
+        // A retry does not settle the question: the next plan does, with what it taught.
+        if !retry {
+            survival.down[s] = decision.turned_down || (survival.down[s] && decision.width() == 0);
+        }
+        plans.mtp_depth[s] = decision.mtp;
+        plans.tail[s] = decision.tail;
+        plans.width[s] = decision.width().min(room);
+        // Free pages only, and never another row's.
+        let kv_len = requests.kv_len[s];
+        let owned_or_free = (pages.blocks(slot) + pages.free_len()) * crate::limits::PAGE_TOKENS;
+        let width = plans.width[s].min(u32::try_from(owned_or_free).unwrap_or(u32::MAX).saturating_sub(kv_len + 1));
+        plans.narrow(slot, width);
+        let width = plans.width[s];
+        let reserved = pages.reserve(slot, kv_len, kv_len + 1 + width, ops);
+        assert!(reserved, "{slot}: free pages were counted");
+        rows -= width as usize;
+        batch.rows += width as usize;
+        batch.expected += gain;
+        batch.depth = batch.depth.max(plans.mtp_depth[s]);
+    }
+
+    // The rest of the prompts, from free pages.
+    for &slot in &order {
+        if requests.phase[slot.index()] != Phase::Prefill || rows == 0 {
+            continue;
+        }
+        let given = plans.prefill[slot.index()];
+        let n = chunk(requests, slot).min(given as usize + rows);
+        let all = claim_prompt(slot, given, n, false, requests, pages, counters, ops, metrics, shape);
+        plans.prefill[slot.index()] = all;
+        rows -= (all - given) as usize;
+    }
+}
+
+/// Makes the pages of `given..n` prompt rows past the cursor the row's own, or of as many of them as can be had.
+/// Returns the rows that have pages.
+#[expect(clippy::too_many_arguments, reason = "a part of plan, over its columns")]
+fn claim_prompt(
+    slot: Slot,
+    given: u32,
+    n: usize,
+    force: bool,
+    requests: &mut Requests,
+    pages: &mut Pages,
+    counters: &mut Counters,
+    ops: &mut Vec<SlotOp>,
+    metrics: &mut Metrics,
+    shape: &Shape,
+) -> u32 {
+    let kv_len = requests.kv_len[slot.index()];
+    let wanted = n as u32;
+    if wanted <= given {
+        return given;
+    }
+    if claim(slot, kv_len + wanted, force, requests, pages, counters, ops, metrics, shape) {
+        return wanted;
+    }
+    // Fewer rows: what the row owns and what is free.
+    let from = write_from(requests, slot, shape);
+    let copies = pages.needed(slot, from, kv_len);
+    let reach = (pages.blocks(slot) + pages.free_len().saturating_sub(copies)) * crate::limits::PAGE_TOKENS;
+    let fewer = u32::try_from(reach).unwrap_or(u32::MAX).saturating_sub(kv_len).min(wanted);
+    if fewer > given && pages.reserve(slot, from, kv_len + fewer, ops) { fewer } else { given }
+}
+
+/// First position that a pass over this row may write: the cursor, or the MTP cache's where that is behind.
+fn write_from(requests: &Requests, slot: Slot, shape: &Shape) -> u32 {
+    let s = slot.index();
+    if shape.mtp { requests.mtp_len[s].min(requests.kv_len[s]) } else { requests.kv_len[s] }
+}
+
+/// Reserves a row's pages up to `positions`; with `force` younger or stalled rows are preempted until they suffice.
+#[expect(clippy::too_many_arguments, reason = "a part of plan, over its columns")]
+fn claim(
+    slot: Slot,
+    positions: u32,
+    force: bool,
+    requests: &mut Requests,
+    pages: &mut Pages,
+    counters: &mut Counters,
+    ops: &mut Vec<SlotOp>,
+    metrics: &mut Metrics,
+    shape: &Shape,
+) -> bool {
+    loop {
+        if pages.reserve(slot, write_from(requests, slot, shape), positions, ops) {
+            return true;
+        }
+        let victim = if force { victim(slot, requests, pages) } else { None };
+        let Some(victim) = victim else { return false };
+        preempt(victim, requests, pages, counters, metrics);
+    }
+}
+
+/// Who loses its pages to `slot`: a stalled row if there is one, else the youngest row behind it.
+fn victim(slot: Slot, requests: &Requests, pages: &Pages) -> Option<Slot> {
+    let holds = |s: &Slot| *s != slot && pages.blocks(*s) > 0 && requests.phase[s.index()] != Phase::Done;
+    let stalled = |s: &Slot| requests.phase[s.index()] == Phase::Decode && requests.stalled(*s);
+    let young_first = || requests.live.iter().rev().copied();
+    young_first()
+        .find(|s| holds(s) && stalled(s))
+        .or_else(|| young_first().take_while(|s| *s != slot).find(|s| holds(s)))
+}
+
+/// Takes a row's pages; its tokens, output state, index and counters stay.
+fn preempt(slot: Slot, requests: &mut Requests, pages: &mut Pages, counters: &mut Counters, metrics: &mut Metrics) {
+    let s = slot.index();
+    pages.truncate(slot, 0);
+    requests.phase[s] = Phase::Preempted;
+    requests.kv_len[s] = 0;
+    requests.mtp_len[s] = 0;
+    counters.report[s].preempted += 1;
+    metrics.preempted += 1;
+}
+
+fn track_stalls(requests: &mut Requests, counters: &mut Counters, now_ns: u64) {
+    for i in 0..requests.live.len() {
+        let slot = requests.live[i];
+        let s = slot.index();
+        let since = requests.stalled_ns[s];
+        match (requests.stalled(slot), since) {
+            (true, 0) => requests.stalled_ns[s] = now_ns.max(1),
+            (false, since) if since > 0 => {
+                counters.report[s].stall_ns += now_ns.saturating_sub(since);
+                requests.stalled_ns[s] = 0;
+            }
+            _ => {}
+        }
+    }
+}

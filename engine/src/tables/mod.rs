@@ -1,0 +1,13 @@
+//! Tables: columns sized from [`crate::limits::Limits`] at start, one table per file. Rows are slots unless said.
+
+pub mod counters;
+pub mod outbox;
+pub mod output;
+pub mod pages;
+pub mod plans;
+pub mod requests;
+pub mod suffix;
+pub mod survival;
+pub mod tokens;
+pub mod waiting;
+pub mod windows;

@@ -1,0 +1,94 @@
+//! outbox: what has to be said. Per slot the delta of the tick in progress (written by commit); one queue of events in
+//! order (written by intake, admit, retire, emit; drained by emit).
+//!
+//! Bound: a row whose event waits here is stalled and commits nothing more, and admissions and refusals wait while
+//! the queue is longer than its room; so it holds at most `room` + 3 events per slot.
+
+use std::collections::VecDeque;
+
+use crate::api::{Event, TokenLogprob};
+use crate::ids::{Slot, Ticket, TokenId};
+
+/// The table.
+#[derive(Debug)]
+pub struct Outbox {
+    /// Per slot: tokens committed in this tick.
+    pub tokens: Vec<Vec<TokenId>>,
+    /// Per slot: text released in this tick.
+    pub text: Vec<String>,
+    /// Per slot: log-probabilities of `tokens`, when wanted.
+    pub logprobs: Vec<Vec<TokenLogprob>>,
+    queue: VecDeque<Event>,
+    room: usize,
+}
+
+impl Outbox {
+    /// Empty, with room for `room` events before admission and refusal wait.
+    pub fn new(slots: usize, room: usize) -> Self {
+        Self {
+            tokens: vec![Vec::new(); slots],
+            text: vec![String::new(); slots],
+            logprobs: vec![Vec::new(); slots],
+            queue: VecDeque::new(),
+            room,
+        }
+    }
+
+    /// Whether events that nobody's stall bounds may still be queued.
+    pub fn has_room(&self) -> bool {
+        self.queue.len() < self.room
+    }
+
+    /// Events that wait.
+    pub fn len(&self) -> usize {
+        self.queue.len()
+    }
+
+    /// Whether no event waits.
+    pub fn is_empty(&self) -> bool {
+        self.queue.is_empty()
+    }
+
+    /// Appends an event.
+    pub fn push(&mut self, event: Event) {
+        self.queue.push_back(event);
+    }
+
+    /// Moves a slot's delta, if it has one, to the queue.
+    pub fn close_delta(&mut self, slot: Slot, ticket: Ticket) {
+        let s = slot.index();
+        if self.tokens[s].is_empty() && self.text[s].is_empty() {
+            return;
+        }
+        self.queue.push_back(Event::Delta {
+            ticket,
+            tokens: std::mem::take(&mut self.tokens[s]),
+            text: std::mem::take(&mut self.text[s]),
+            logprobs: std::mem::take(&mut self.logprobs[s]),
+        });
+    }
+
+    /// Drops a slot's delta and every queued event of its ticket.
+    pub fn forget(&mut self, slot: Slot, ticket: Ticket) {
+        let s = slot.index();
+        self.tokens[s].clear();
+        self.text[s].clear();
+        self.logprobs[s].clear();
+        self.queue.retain(|e| e.ticket() != ticket);
+    }
+
+    /// The oldest event.
+    pub fn pop(&mut self) -> Option<Event> {
+        self.queue.pop_front()
+    }
+
+    /// Puts an event back that could not be sent.
+    pub fn unpop(&mut self, event: Event) {
+        self.queue.push_front(event);
+    }
+
+    /// Events that wait, oldest first.
+    pub fn waiting(&self) -> impl Iterator<Item = &Event> {
+        self.queue.iter()
+    }
+}

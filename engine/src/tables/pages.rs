@@ -1,0 +1,221 @@
+//! pages: who owns which page of the KV pool. Written by plan (allocation, copy on write, preemption), commit (pages
+//! past the cursor) and retire; read by draft_mtp, prefill and verify (block tables). Payload is the Executor's.
+//!
+//! ```text
+//! ref_count[page]              0 = on the free list
+//! block[slot][0..blocks[slot]] position p of a row lives in block p / PAGE_TOKENS
+//! ```
+//!
+//! One block table serves trunk KV and MTP KV alike: the MTP cache is one more layer of the same page.
+//! Invariants: the sum of `ref_count` is the number of block-table entries; a page is free xor referenced; a page is
+//! written only by its one owner.
+
+use crate::ids::{PageId, Slot};
+use crate::limits::{Limits, PAGE_TOKENS};
+use crate::step::SlotOp;
+
+/// The table.
+#[derive(Debug)]
+pub struct Pages {
+    ref_count: Vec<u16>,
+    free: Vec<PageId>,
+    blocks_max: usize,
+    block: Vec<PageId>,
+    blocks: Vec<u32>,
+}
+
+impl Pages {
+    /// A free pool and empty block tables.
+    pub fn new(limits: &Limits) -> Self {
+        let blocks_max = Limits::pages_for(limits.context);
+        Self {
+            ref_count: vec![0; limits.pages],
+            free: (0..limits.pages as u32).rev().map(PageId).collect(),
+            blocks_max,
+            block: vec![PageId::NONE; limits.slots * blocks_max],
+            blocks: vec![0; limits.slots],
+        }
+    }
+
+    /// Pages of the pool.
+    pub fn len(&self) -> usize {
+        self.ref_count.len()
+    }
+
+    /// Whether the pool has no page at all.
+    pub fn is_empty(&self) -> bool {
+        self.ref_count.is_empty()
+    }
+
+    /// Pages nobody references.
+    pub fn free_len(&self) -> usize {
+        self.free.len()
+    }
+
+    /// Block-table entries of a row.
+    pub fn blocks(&self, slot: Slot) -> usize {
+        self.blocks[slot.index()] as usize
+    }
+
+    /// Positions that a row's pages hold.
+    pub fn capacity(&self, slot: Slot) -> usize {
+        self.blocks(slot) * PAGE_TOKENS
+    }
+
+    /// A row's block table.
+    pub fn table(&self, slot: Slot) -> &[PageId] {
+        let start = slot.index() * self.blocks_max;
+        &self.block[start..start + self.blocks(slot)]
+    }
+
+    fn alloc(&mut self) -> Option<PageId> {
+        let page = self.free.pop()?;
+        assert_eq!(self.ref_count[page.index()], 0, "{page} was free and owned");
+        self.ref_count[page.index()] = 1;
+        Some(page)
+    }
+
+    fn release(&mut self, page: PageId) {
+        let count = &mut self.ref_count[page.index()];
+        assert!(*count > 0, "{page} is released twice");
+        *count -= 1;
+        if *count == 0 {
+            self.free.push(page);
+        }
+    }
+
+    /// Pages that [`Self::reserve`] would take for the same arguments.
+    pub fn needed(&self, slot: Slot, write_from: u32, positions: u32) -> usize {
+        let table = self.table(slot);
+        let shared = table.iter().skip(write_from as usize / PAGE_TOKENS).filter(|p| self.ref_count[p.index()] > 1);
+        shared.count() + Limits::pages_for(positions as usize).saturating_sub(table.len())
+    }
+
+    /// Makes positions `write_from..positions` the row's own: shared pages among them are copied (queued in `ops`),
+    /// missing ones allocated. All or nothing: `false` leaves everything as it was.
+    ///
+    /// # Panics
+    /// If `positions` is past the context.
+    pub fn reserve(&mut self, slot: Slot, write_from: u32, positions: u32, ops: &mut Vec<SlotOp>) -> bool {
+        let wanted = Limits::pages_for(positions as usize);
+        assert!(wanted <= self.blocks_max, "{slot}: {positions} positions are past the context");
+        if self.needed(slot, write_from, positions) > self.free.len() {
+            return false;
+        }
+        let start = slot.index() * self.blocks_max;
+        for b in write_from as usize / PAGE_TOKENS..self.blocks(slot) {
+            let from = self.block[start + b];
+            if self.ref_count[from.index()] > 1 {
+                let to = self.alloc().expect("counted above");
+                ops.push(SlotOp::CopyPage { from, to });
+                self.release(from);
+                self.block[start + b] = to;
+            }
+        }
+        while self.blocks(slot) < wanted {
+            let page = self.alloc().expect("counted above");
+            let at = start + self.blocks(slot);
+            self.block[at] = page;
+            self.blocks[slot.index()] += 1;
+        }
+        true
+    }
+
+    /// Releases the pages past the first `positions` positions.
+    pub fn truncate(&mut self, slot: Slot, positions: u32) {
+        let keep = Limits::pages_for(positions as usize);
+        let start = slot.index() * self.blocks_max;
+        while self.blocks(slot) > keep {
+            self.blocks[slot.index()] -= 1;
+            let at = start + self.blocks(slot);
+            let page = std::mem::replace(&mut self.block[at], PageId::NONE);
+            self.release(page);
+        }
+    }
+
+    /// `to` shares every page of `from`; it owned none.
+    ///
+    /// # Panics
+    /// If `to` owns pages.
+    pub fn share(&mut self, from: Slot, to: Slot) {
+        assert_eq!(self.blocks(to), 0);
+        for b in 0..self.blocks(from) {
+            let page = self.block[from.index() * self.blocks_max + b];
+            self.ref_count[page.index()] += 1;
+            self.block[to.index() * self.blocks_max + b] = page;
+        }
+        self.blocks[to.index()] = self.blocks[from.index()];
+    }
+
+    /// Owners of a page.
+    pub fn ref_count(&self, page: PageId) -> u16 {
+        self.ref_count[page.index()]
+    }
+
+    /// Asserts the invariants of the module's header.
+    ///
+    /// # Panics
+    /// If one does not hold.
+    pub fn check(&self) {
+        let mut count = vec![0u16; self.len()];
+        for slot in (0..self.blocks.len() as u32).map(Slot) {
+            for page in self.table(slot) {
+                count[page.index()] += 1;
+            }
+        }
+        assert_eq!(count, self.ref_count, "ref counts against block-table entries");
+        let mut free = vec![false; self.len()];
+        for page in &self.free {
+            assert!(!std::mem::replace(&mut free[page.index()], true), "{page} is on the free list twice");
+        }
+        for (i, (&count, free)) in count.iter().zip(free).enumerate() {
+            assert_eq!(count == 0, free, "page {i} must be free xor referenced");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pages(n: usize) -> Pages {
+        Pages::new(&Limits { pages: n, ..Limits::new(2, 64) })
+    }
+
+    #[test]
+    fn reserve_is_all_or_nothing() {
+        let (mut p, mut ops) = (pages(3), Vec::new());
+        assert!(p.reserve(Slot(0), 0, 17, &mut ops));
+        assert!(!p.reserve(Slot(1), 0, 17, &mut ops));
+        assert_eq!((p.blocks(Slot(1)), p.free_len()), (0, 1));
+        assert!(p.reserve(Slot(1), 0, 16, &mut ops));
+        p.truncate(Slot(0), 16);
+        assert_eq!(p.free_len(), 1);
+        p.truncate(Slot(0), 0);
+        p.truncate(Slot(1), 0);
+        p.check();
+        assert_eq!(p.free_len(), 3);
+        assert!(ops.is_empty());
+    }
+
+    #[test]
+    fn a_shared_page_is_copied_before_it_is_written() {
+        let (mut p, mut ops) = (pages(4), Vec::new());
+        assert!(p.reserve(Slot(0), 0, 20, &mut ops));
+        p.share(Slot(0), Slot(1));
+        let shared = p.table(Slot(0)).to_vec();
+        assert_eq!(p.needed(Slot(1), 20, 21), 1);
+        assert!(p.reserve(Slot(1), 20, 21, &mut ops));
+        assert_eq!(p.table(Slot(1))[0], shared[0]);
+        let own = p.table(Slot(1))[1];
+        assert_ne!(own, shared[1]);
+        assert_eq!(ops, [SlotOp::CopyPage { from: shared[1], to: own }]);
+        // The other owner is alone with its page now and copies nothing.
+        assert!(p.reserve(Slot(0), 20, 21, &mut ops));
+        assert_eq!(ops.len(), 1);
+        p.check();
+        p.truncate(Slot(1), 0);
+        assert_eq!(p.ref_count(shared[0]), 1);
+        p.check();
+    }
+}

@@ -1,0 +1,465 @@
+//! The world: the Ledger (ids, history, counters), the Executor (payload), and the step that goes between them.
+
+use std::sync::Arc;
+
+use crossbeam::channel::{Receiver, Select, Sender};
+use parking_lot::Mutex;
+
+use crate::api::{Command, Event};
+use crate::clock::Clock;
+use crate::cost::{COST_ROWS, Cost};
+use crate::ids::{Slot, StateSlot, Ticket, TokenId};
+use crate::limits::{Limits, LimitsError};
+use crate::metrics::{Metrics, SlotView, Snapshot};
+use crate::pieces::Pieces;
+use crate::rules::History;
+use crate::step::{Executor, Filters, NO_LOGPROBS, Shape, SlotOp, Source, Step, StepResult};
+use crate::systems;
+use crate::tables::counters::{self, Counters};
+use crate::tables::outbox::Outbox;
+use crate::tables::output::Outputs;
+use crate::tables::pages::Pages;
+use crate::tables::plans::Plans;
+use crate::tables::requests::{Phase, Requests};
+use crate::tables::suffix::Suffix;
+use crate::tables::survival::Survival;
+use crate::tables::tokens::Tokens;
+use crate::tables::waiting::Waiting;
+use crate::tables::windows::Windows;
+use crate::tick::System;
+
+/// Where the engine stands on its way out.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Life {
+    /// Finish what runs, take nothing new.
+    pub draining: bool,
+    /// End now.
+    pub stopping: bool,
+    /// Nobody can send a command any more.
+    pub orphan: bool,
+}
+
+/// Ids, history, counters. All tables are sized from `limits`.
+#[derive(Debug)]
+#[expect(missing_docs, reason = "each field is a table, described in its module")]
+pub struct Ledger {
+    pub limits: Limits,
+    pub shape: Shape,
+    pub pieces: Arc<Pieces>,
+    pub life: Life,
+    pub waiting: Waiting,
+    pub requests: Requests,
+    pub tokens: Tokens,
+    pub pages: Pages,
+    pub suffix: Suffix,
+    pub survival: Survival,
+    pub outputs: Outputs,
+    pub counters: Counters,
+    pub plans: Plans,
+    pub windows: Windows,
+    pub outbox: Outbox,
+    pub metrics: Metrics,
+    pub cost: Cost,
+    history: History,
+    draft: Vec<TokenId>,
+}
+
+impl Ledger {
+    /// Empty tables for a model of `shape`.
+    ///
+    /// # Errors
+    /// If the limits contradict each other.
+    ///
+    /// # Panics
+    /// If the shape has an MTP block and no room for a hidden row.
+    pub fn new(limits: Limits, shape: Shape, pieces: Arc<Pieces>) -> Result<Self, LimitsError> {
+        limits.check()?;
+        assert!(!shape.mtp || shape.hidden_rows >= 1, "an MTP block without a hidden ring");
+        let (slots, context) = (limits.slots, limits.context);
+        Ok(Self {
+            life: Life::default(),
+            waiting: Waiting::default(),
+            requests: Requests::new(slots),
+            tokens: Tokens::new(slots, context),
+            pages: Pages::new(&limits),
+            suffix: Suffix::new(slots, context),
+            survival: Survival::new(slots),
+            outputs: Outputs::new(slots),
+            counters: Counters::new(slots, limits.window_max),
+            plans: Plans::new(slots),
+            windows: Windows::new(slots, limits.window_max),
+            outbox: Outbox::new(slots, limits.events),
+            metrics: Metrics::default(),
+            cost: Cost::default(),
+            history: History::new(shape.vocab),
+            draft: Vec::new(),
+            limits,
+            shape,
+            pieces,
+        })
+    }
+
+    /// Makes a second row of a live one, as it is now: history, counters, index and output state are copied, pages are
+    /// shared and copied when first written. The new row is known as `ticket`, draws as `choice`, and is the youngest.
+    /// `None` when no row is free.
+    ///
+    /// # Panics
+    /// If `from` is not live.
+    pub fn fork(&mut self, from: Slot, ticket: Ticket, choice: u32, ops: &mut Vec<SlotOp>) -> Option<Slot> {
+        let phase = self.requests.phase[from.index()];
+        assert!(!matches!(phase, Phase::Free | Phase::Done), "{from} is {phase:?} and cannot be forked");
+        let to = self.requests.take_fork(from, ticket, choice)?;
+        self.tokens.copy(from, to, self.requests.token_len[from.index()]);
+        self.pages.share(from, to);
+        self.suffix.copy(from, to);
+        self.survival.copy(from, to);
+        self.outputs.copy(from, to);
+        self.counters.copy(from, to);
+        ops.push(SlotOp::Fork { from: Requests::state(from), to: Requests::state(to) });
+        self.outbox.push(Event::Admitted { ticket, request: self.requests.id(to) });
+        Some(to)
+    }
+
+    /// Asserts every invariant of every table.
+    ///
+    /// # Panics
+    /// If one does not hold.
+    pub fn check(&self) {
+        self.requests.check();
+        self.pages.check();
+        assert_eq!(
+            self.requests.live.iter().map(|s| self.pages.blocks(*s)).sum::<usize>(),
+            (0..self.limits.slots as u32).map(|s| self.pages.blocks(Slot(s))).sum::<usize>(),
+            "a free row owns pages"
+        );
+        for &slot in &self.requests.live {
+            let s = slot.index();
+            let (len, kv) = (self.requests.token_len[s], self.requests.kv_len[s]);
+            assert!(len as usize <= self.limits.context);
+            assert!(self.pages.capacity(slot) >= kv as usize, "{slot}: {kv} positions without pages");
+            assert!(self.pages.blocks(slot) <= Limits::pages_for(kv as usize + 1), "{slot}: pages past the anchor");
+            assert!(self.suffix.indexed_len(slot) <= len, "{slot}: more indexed than committed");
+            let m = self.suffix.matched(slot);
+            assert!(m.len == 0 || m.end + 1 < self.suffix.indexed_len(slot), "{slot}: a match without continuation");
+            let vocab = self.shape.vocab as u32;
+            debug_assert!(self.tokens.history(slot, len).iter().all(|t| t.0 < vocab));
+            let report = &self.counters.report[s];
+            counters::check(report);
+            assert_eq!(report.completion_tokens, u64::from(self.requests.completion_len(slot)));
+            if self.shape.mtp && self.requests.phase[s] != Phase::Done {
+                assert!((kv + 1 - self.requests.mtp_len[s]) as usize <= self.shape.hidden_rows);
+            }
+        }
+        for row in 0..self.windows.len() {
+            assert!(self.windows.draft_len(row) <= self.limits.window_max);
+        }
+    }
+
+    fn snapshot(&self, out: &mut Snapshot, now_ns: u64) {
+        let r = &self.requests;
+        out.metrics.clone_from(&self.metrics);
+        out.waiting = self.waiting.len();
+        out.running = r.live.len();
+        out.stalled = r.live.iter().filter(|s| r.stalled(**s)).count();
+        out.pages_free = self.pages.free_len();
+        out.pages = self.pages.len();
+        out.draining = self.life.draining;
+        out.now_ns = now_ns;
+        out.slots.clear();
+        out.slots.extend((0..r.slots()).map(|s| {
+            let slot = Slot(s as u32);
+            let used = r.phase[s] != Phase::Free;
+            SlotView {
+                request: used.then(|| r.id(slot)),
+                phase: r.phase[s],
+                stalled: used && r.stalled(slot),
+                prompt_len: if used { r.prompt_len[s] } else { 0 },
+                kv_len: if used { r.kv_len[s] } else { 0 },
+                completion_len: if used { r.completion_len(slot) } else { 0 },
+                max_tokens: if used { r.max_tokens[s] } else { 0 },
+                strategy: r.speculation[s].strategy,
+                window: self.plans.width[s],
+                windows: self.counters.report[s].windows,
+                accepted: self.counters.report[s].total.accepted,
+                admitted_ns: r.admitted_ns[s],
+            }
+        }));
+    }
+}
+
+/// Everything a tick touches. Whoever holds it is the only writer.
+pub struct World {
+    /// Ids, history, counters.
+    pub ledger: Ledger,
+    /// Payload.
+    pub executor: Box<dyn Executor>,
+    /// What the Ledger says to the Executor; its `ops` gather until the next call.
+    pub step: Step,
+    /// What the Executor answered last.
+    pub result: StepResult,
+    clock: Box<dyn Clock>,
+    inbox: Receiver<Command>,
+    events: Sender<Event>,
+    shared: Arc<Mutex<Snapshot>>,
+    /// Something happened in the tick in progress.
+    moved: bool,
+    /// The step's own time in the last tick, as the Executor saw it; 0 when nothing ran.
+    pub(crate) step_ns: u64,
+}
+
+impl World {
+    /// A world at rest.
+    pub fn new(
+        ledger: Ledger,
+        executor: Box<dyn Executor>,
+        clock: Box<dyn Clock>,
+        inbox: Receiver<Command>,
+        events: Sender<Event>,
+    ) -> Self {
+        Self {
+            ledger,
+            executor,
+            step: Step::default(),
+            result: StepResult::default(),
+            clock,
+            inbox,
+            events,
+            shared: Arc::default(),
+            moved: false,
+            step_ns: 0,
+        }
+    }
+
+    /// The copy of the metrics that others may read; written once a tick.
+    pub fn shared(&self) -> Arc<Mutex<Snapshot>> {
+        Arc::clone(&self.shared)
+    }
+
+    /// Runs one system.
+    pub fn run(&mut self, system: System) {
+        let Self { ledger: l, executor, step, result, clock, .. } = self;
+        let clock = clock.as_ref();
+        let executor = executor.as_mut();
+        match system {
+            System::Intake => {
+                self.step_ns = 0;
+                self.moved = systems::intake::intake(
+                    &self.inbox,
+                    &mut l.waiting,
+                    &mut l.requests,
+                    &mut l.outbox,
+                    &mut l.life,
+                    &mut l.metrics,
+                    &l.limits,
+                    &l.shape,
+                    clock.now_ns(),
+                );
+            }
+            System::Admit => {
+                self.moved |= systems::admit::admit(
+                    &mut l.waiting,
+                    &mut l.requests,
+                    &mut l.tokens,
+                    &l.pages,
+                    &mut l.suffix,
+                    &mut l.survival,
+                    &mut l.outputs,
+                    &mut l.counters,
+                    &mut l.outbox,
+                    &mut step.ops,
+                    &mut l.metrics,
+                    clock.now_ns(),
+                );
+            }
+            System::IndexSuffix => {
+                systems::index_suffix::index_suffix(&l.requests, &l.tokens, &mut l.suffix, &mut l.counters, clock);
+            }
+            System::Plan => systems::plan::plan(
+                &mut l.requests,
+                &l.tokens,
+                &mut l.pages,
+                &l.suffix,
+                &mut l.survival,
+                &mut l.counters,
+                &mut l.plans,
+                &mut l.windows,
+                &mut step.ops,
+                &mut l.metrics,
+                &l.cost,
+                &l.limits,
+                &l.shape,
+                clock.now_ns(),
+            ),
+            System::DraftMtp => {
+                result.clear();
+                systems::draft_mtp::draft_mtp(
+                    &mut l.requests,
+                    &l.tokens,
+                    &l.pages,
+                    &l.plans,
+                    &mut l.windows,
+                    &mut l.counters,
+                    &mut l.cost,
+                    &l.pieces,
+                    &l.shape,
+                    executor,
+                    step,
+                    result,
+                );
+                l.metrics.executor_ns[0] += result.times.mtp_ns;
+                self.step_ns += result.times.mtp_ns;
+            }
+            System::ExtendSuffix => systems::extend_suffix::extend_suffix(
+                &l.requests,
+                &l.tokens,
+                &l.suffix,
+                &l.plans,
+                &mut l.windows,
+                &mut l.counters,
+                &l.pieces,
+                &mut l.draft,
+                clock,
+            ),
+            System::Prefill => {
+                systems::prefill::prefill(&l.requests, &l.tokens, &l.pages, &l.plans, &mut step.trunk);
+            }
+            System::Verify => {
+                self.moved |= systems::verify::verify(
+                    &l.requests,
+                    &l.tokens,
+                    &l.pages,
+                    &l.windows,
+                    &mut l.history,
+                    &mut l.cost,
+                    &mut l.metrics,
+                    &l.pieces,
+                    executor,
+                    step,
+                    result,
+                );
+                self.step_ns += result.times.trunk_ns + result.times.choose_ns;
+            }
+            System::Commit => {
+                systems::commit::commit(
+                    &mut l.requests,
+                    &mut l.tokens,
+                    &mut l.pages,
+                    &mut l.survival,
+                    &mut l.outputs,
+                    &mut l.counters,
+                    &mut l.outbox,
+                    &mut step.ops,
+                    &l.plans,
+                    &l.windows,
+                    &step.trunk,
+                    result,
+                    &l.pieces,
+                    &l.limits,
+                    clock.now_ns(),
+                );
+                step.trunk.clear();
+            }
+            System::Retire => systems::retire::retire(
+                &mut l.requests,
+                &mut l.pages,
+                &mut l.counters,
+                &mut l.outbox,
+                &mut l.metrics,
+                clock.now_ns(),
+            ),
+            System::Emit => {
+                self.moved |= systems::emit::emit(&mut l.requests, &mut l.outbox, &mut l.life, &self.events);
+                l.metrics.ticks += 1;
+                l.snapshot(&mut self.shared.lock(), clock.now_ns());
+            }
+        }
+    }
+
+    /// Whether the last tick changed anything. If not, the next one will not either, until a command comes or the
+    /// reader of the events makes room.
+    pub fn moved(&self) -> bool {
+        self.moved
+    }
+
+    /// Whether there will be no further tick.
+    pub fn ended(&self) -> bool {
+        let l = &self.ledger;
+        let empty = l.requests.live.is_empty() && l.waiting.is_empty() && l.outbox.is_empty();
+        // Orphaned rows that wait for a Resume wait in vain.
+        l.life.stopping || (l.life.draining && (empty || (l.life.orphan && !self.moved && l.outbox.is_empty())))
+    }
+
+    /// Between ticks: sleeps until something can happen. Checks the world first, as there is time.
+    pub fn park(&self) {
+        if self.moved || self.ended() {
+            return;
+        }
+        self.check();
+        let mut select = Select::new();
+        if !self.ledger.life.orphan && self.ledger.outbox.has_room() {
+            select.recv(&self.inbox);
+        }
+        if !self.ledger.outbox.is_empty() {
+            select.send(&self.events);
+        }
+        select.ready();
+    }
+
+    /// Asserts every invariant of the Ledger.
+    ///
+    /// # Panics
+    /// If one does not hold.
+    pub fn check(&self) {
+        self.ledger.check();
+    }
+
+    /// Forks a live row; see [`Ledger::fork`]. Between ticks only.
+    pub fn fork(&mut self, from: Slot, ticket: Ticket, choice: u32) -> Option<Slot> {
+        self.ledger.fork(from, ticket, choice, &mut self.step.ops)
+    }
+
+    /// Measures what trunk passes of a few rows take, for the adaptive window. Runs throw-away passes on row 0.
+    ///
+    /// # Panics
+    /// If a request is live.
+    pub fn calibrate(&mut self) {
+        let Self { ledger: l, executor, step, result, .. } = self;
+        assert!(l.requests.live.is_empty() && step.ops.is_empty(), "calibration runs on an idle world");
+        let ring = if l.shape.mtp { l.shape.hidden_rows - 1 } else { usize::MAX };
+        let most = (l.limits.window_max + 1).min(l.limits.step_rows).min(l.limits.context).min(ring);
+        let reserved = l.pages.reserve(Slot(0), 0, most as u32, &mut step.ops);
+        assert!(reserved, "an idle pool holds a window");
+        for rows in COST_ROWS.into_iter().filter(|r| *r <= most) {
+            let mut best = u64::MAX;
+            for _ in 0..2 {
+                *step = Step::default();
+                step.ops.push(SlotOp::Reset { state: StateSlot(0) });
+                let trunk = &mut step.trunk;
+                trunk.state.push(StateSlot(0));
+                trunk.position.push(0);
+                trunk.committed.push(1);
+                trunk.row_start.extend([0, rows as u32]);
+                trunk.page.extend_from_slice(l.pages.table(Slot(0)));
+                trunk.page_start.extend([0, trunk.page.len() as u32]);
+                trunk.rules.filters.push(Filters::GREEDY);
+                trunk.rules.edit_start.push(0);
+                for row in 0..rows {
+                    trunk.token.push(TokenId((row * 7919 % l.shape.vocab) as u32));
+                    trunk.source.push(if row == 0 { Source::Anchor } else { Source::Suffix });
+                    trunk.rules.row.push(row as u32);
+                    trunk.rules.filter.push(0);
+                    trunk.rules.draw.push(row as u32);
+                    trunk.rules.edit_start.push(0);
+                    trunk.rules.mask.push(u32::MAX);
+                    trunk.rules.top_n.push(NO_LOGPROBS);
+                }
+                executor.run(step, result);
+                best = best.min(result.times.trunk_ns + result.times.choose_ns);
+            }
+            l.cost.set_trunk(rows, best);
+        }
+        *step = Step::default();
+        result.clear();
+        l.pages.truncate(Slot(0), 0);
+    }
+}
