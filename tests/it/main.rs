@@ -3,5 +3,6 @@
 mod forward;
 mod identity;
 mod schedule;
+mod smollm;
 mod tick;
 mod tidy;
