@@ -1,3 +1,4 @@
 //! Processes: flags, sockets, signals, exit codes.
 
+pub mod bench;
 pub mod serve;

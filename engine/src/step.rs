@@ -204,6 +204,46 @@ pub struct RowRules {
 /// [`RowRules::top_n`] of a row whose log-probabilities are not wanted.
 pub const NO_LOGPROBS: u32 = u32::MAX;
 
+impl MtpWork {
+    /// Empties every column and keeps its capacity.
+    pub fn clear(&mut self) {
+        self.state.clear();
+        self.position.clear();
+        self.depth.clear();
+        self.p_min.clear();
+        self.token_start.clear();
+        self.token.clear();
+        self.page_start.clear();
+        self.page.clear();
+        self.probe = false;
+    }
+}
+
+impl TrunkWork {
+    /// Empties every column and keeps its capacity.
+    pub fn clear(&mut self) {
+        self.state.clear();
+        self.position.clear();
+        self.committed.clear();
+        self.row_start.clear();
+        self.page_start.clear();
+        self.page.clear();
+        self.token.clear();
+        self.source.clear();
+        let rules = &mut self.rules;
+        rules.row.clear();
+        rules.filter.clear();
+        rules.draw.clear();
+        rules.edit_start.clear();
+        rules.edit.clear();
+        rules.mask.clear();
+        rules.mask_word.clear();
+        rules.top_n.clear();
+        rules.filters.clear();
+        rules.probe = false;
+    }
+}
+
 /// Everything the Executor does at once.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub struct Step {

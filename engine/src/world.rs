@@ -339,23 +339,26 @@ impl World {
                 );
                 self.step_ns += result.times.trunk_ns + result.times.choose_ns;
             }
-            System::Commit => systems::commit::commit(
-                &mut l.requests,
-                &mut l.tokens,
-                &mut l.pages,
-                &mut l.survival,
-                &mut l.outputs,
-                &mut l.counters,
-                &mut l.outbox,
-                &mut step.ops,
-                &l.plans,
-                &l.windows,
-                &step.trunk,
-                result,
-                &l.pieces,
-                &l.limits,
-                clock.now_ns(),
-            ),
+            System::Commit => {
+                systems::commit::commit(
+                    &mut l.requests,
+                    &mut l.tokens,
+                    &mut l.pages,
+                    &mut l.survival,
+                    &mut l.outputs,
+                    &mut l.counters,
+                    &mut l.outbox,
+                    &mut step.ops,
+                    &l.plans,
+                    &l.windows,
+                    &step.trunk,
+                    result,
+                    &l.pieces,
+                    &l.limits,
+                    clock.now_ns(),
+                );
+                step.trunk.clear();
+            }
             System::Retire => systems::retire::retire(
                 &mut l.requests,
                 &mut l.pages,

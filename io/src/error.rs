@@ -177,7 +177,8 @@ pub enum Error {
     },
     /// The same tensor name twice, in one file or over the shards.
     #[error(
-        "tensor {tensor} appears twice: in {file} and in {other}; the shards do not belong together or the file is damaged"
+        "tensor {tensor} appears twice: in {file} and in {other}; \
+         the shards do not belong together or the file is damaged"
     )]
     DuplicateTensor {
         /// File of the second one.
@@ -189,7 +190,8 @@ pub enum Error {
     },
     /// A metadata value type the format does not define.
     #[error(
-        "{file}: key {key}: value type {found} is not defined (0 to 12 are); the file is damaged or newer than this engine"
+        "{file}: key {key}: value type {found} is not defined (0 to 12 are); \
+         the file is damaged or newer than this engine"
     )]
     UnknownValueType {
         /// Path of the file.
@@ -251,9 +253,17 @@ pub enum Error {
         /// The values allowed.
         expected: String,
     },
+    /// A tokenizer whose parts do not fit together, or of an unsupported kind.
+    #[error("{file}: {source}")]
+    Tokenizer {
+        /// Path of the file.
+        file: String,
+        /// What is wrong with it.
+        source: crate::text::TextError,
+    },
     /// A per-layer array whose length fits neither the block count nor the trunk.
     #[error(
-        "{file}: key {key} has {found} elements, expected {all} (all blocks) or {trunk} (blocks without the NextN ones); \
+        "{file}: key {key} has {found} elements, expected {all} (all blocks) or {trunk} (without the NextN ones); \
          convert the model again"
     )]
     PerLayerLength {
@@ -331,7 +341,8 @@ pub enum Error {
     },
     /// A tensor offset that is no multiple of the alignment.
     #[error(
-        "{file}: tensor {tensor}: data offset {found} is not a multiple of the alignment {alignment}; the file is damaged"
+        "{file}: tensor {tensor}: data offset {found} is not a multiple of the alignment {alignment}; \
+         the file is damaged"
     )]
     MisalignedTensor {
         /// Path of the file.

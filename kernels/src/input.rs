@@ -38,7 +38,7 @@ impl Form {
     }
 
     /// Scales of a row in a step.
-    const fn scales(self) -> usize {
+    pub(crate) const fn scales(self) -> usize {
         match self {
             Form::Float => 0,
             Form::Int32 => 2,

@@ -10,6 +10,8 @@ mod panel;
 pub mod quant;
 #[cfg(test)]
 mod test_data;
+#[cfg(test)]
+mod test_noise;
 
 pub use cpu::detect::Isa;
 pub use cpu::pool::{Pass, Pool};

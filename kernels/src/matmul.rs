@@ -8,15 +8,13 @@ use parking_lot::Mutex;
 
 use crate::cpu::detect::Isa;
 use crate::cpu::groups::{Piece, for_each_piece};
-use crate::cpu::pages::AlignedBytes;
+use crate::cpu::matmul::{TILE_ROWS, Weights, kernel, pack, tile};
+use crate::cpu::pages::{AlignedBytes, as_bytes};
 use crate::cpu::pool::Pool;
-use crate::input::{Acts, Form, Input};
-use crate::matrix::Matrix;
+use crate::input::{Acts, Form, Input, PANEL_ROWS};
+use crate::matrix::{Matrix, Storage};
 use crate::panel::LANES;
 use crate::quant::{Activation, Family, Quant, step_32, step_256, step_float};
-
-/// Activation rows of a tile at most: their accumulators and one unpacked block fill the register file.
-const TILE_ROWS: usize = 8;
 
 /// Weights that one worker takes at a time. Small enough to share out evenly, large enough to stream.
 const PIECE_BYTES: usize = 96 << 10;
@@ -77,9 +75,55 @@ fn form(quant: Quant, mode: Activation) -> Form {
     }
 }
 
-fn multiply(isa: Isa, mode: Activation, w: &Matrix, acts: &Acts, piece: Piece, scratch: &mut WorkerScratch) {
-    let _ = isa;
-    multiply_scalar(mode, w, acts, piece, scratch);
+/// One piece on kernels where the instruction set has them: group by group, tile by tile.
+fn multiply(isa: Isa, mode: Activation, w: &Matrix, acts: &Acts, mut piece: Piece, scratch: &mut WorkerScratch) {
+    let expand = mode == Activation::Exact && w.quant().family() != Family::Float;
+    let quant = if expand { Quant::F32 } else { w.quant() };
+    if kernel(isa, quant).is_none() {
+        return multiply_scalar(mode, w, acts, piece, scratch);
+    }
+    let form = form(w.quant(), mode);
+    let panel_bytes = acts.steps * quant.layout().panel_bytes;
+    let mut out = [[0.0; LANES]; TILE_ROWS];
+    for group in piece.groups.clone() {
+        let WorkerScratch { panels, padded, floats } = scratch;
+        let mut weights = match &w.storage {
+            _ if expand => {
+                let panels = panels.at_least(panel_bytes);
+                expand_group(isa, w, group, floats, panels);
+                Weights::Panels(panels)
+            }
+            Storage::Panels(panels) => Weights::Panels(w.group_panels(panels, group)),
+            Storage::Rows(bytes) => {
+                let (rows, stride) = w.group_rows((**bytes).as_ref(), group, padded);
+                Weights::Rows { rows, stride, panels: panels.at_least(panel_bytes) }
+            }
+        };
+        for first in (0..acts.rows).step_by(PANEL_ROWS) {
+            let rows = acts.panel_rows(first);
+            // Balanced: 9 rows are 4 + 5, not 8 + 1.
+            let tiles = rows.div_ceil(TILE_ROWS);
+            for t in 0..tiles {
+                let (start, end) = (first + rows * t / tiles, first + rows * (t + 1) / tiles);
+                tile(isa, quant, form, &mut weights, acts, start..end, &mut out);
+                for (row, out) in (start..end).zip(&out) {
+                    piece.write(row, group, out);
+                }
+            }
+        }
+    }
+}
+
+/// The weights of one group as float panels, for exact activations.
+fn expand_group(isa: Isa, w: &Matrix, group: usize, floats: &mut Vec<f32>, panels: &mut [u8]) {
+    let steps = w.k().div_ceil(Quant::F32.layout().step);
+    let stride = steps * Quant::F32.layout().step;
+    floats.clear();
+    floats.resize(LANES * stride, 0.0);
+    for (i, row) in floats.chunks_exact_mut(stride).take(w.n() - group * LANES).enumerate() {
+        w.dequantize_row(group * LANES + i, &mut row[..w.k()]);
+    }
+    pack(isa, Quant::F32, as_bytes(floats), stride * size_of::<f32>(), panels);
 }
 
 /// The specification, run over a piece: each weight row is decoded once and multiplied by all activation rows.

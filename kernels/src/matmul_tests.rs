@@ -143,3 +143,35 @@ fn no_rows_is_no_work() {
     matmul(&Pool::new(2), Isa::best(), Activation::Integer, &mut input, &mut [(&w, &mut [])]);
     matmul(&Pool::new(2), Isa::best(), Activation::Integer, &mut input, &mut []);
 }
+
+/// The largest sums that formats can make: every code and scale at an end of its range, activations of one sign.
+#[test]
+fn extreme_codes_do_not_overflow() {
+    for quant in Quant::ALL {
+        let k = widths(quant)[2];
+        for fill in [0x00, 0x7f, 0x80, 0xff] {
+            let mut weights = random_rows(quant, 16, k, 1);
+            let pattern = random_rows(quant, 16, k, 2);
+            let scales = crate::test_data::scale_offsets(quant);
+            for (i, byte) in weights.iter_mut().enumerate() {
+                let at = i % quant.block_bytes();
+                *byte = if scales.iter().any(|s| (*s..s + 2).contains(&at)) { pattern[i] } else { fill };
+            }
+            if quant.block_len() == 1 {
+                weights.copy_from_slice(&pattern);
+            }
+            let w = Matrix::new(quant, 16, k, Arc::new(weights.clone())).expect("a valid shape");
+            for sign in [1.0, -1.0] {
+                let x = vec![sign; 3 * k];
+                let want = expected(quant, Activation::Integer, &weights, k, &x);
+                for isa in Isa::available() {
+                    let mut dst = vec![f32::NAN; 3 * 16];
+                    let mut scratch = InputScratch::new();
+                    let mut input = Input::new(&mut scratch, &x, 3, k);
+                    matmul(&Pool::new(1), isa, Activation::Integer, &mut input, &mut [(&w, &mut dst)]);
+                    assert_eq!(bits(&dst), bits(&want), "{} {isa:?} fill {fill:#x}", quant.name());
+                }
+            }
+        }
+    }
+}

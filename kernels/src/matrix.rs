@@ -4,6 +4,8 @@ use std::sync::Arc;
 
 use thiserror::Error;
 
+use crate::cpu::detect::Isa;
+use crate::cpu::matmul::pack;
 use crate::cpu::pages::AlignedBytes;
 use crate::panel::LANES;
 use crate::quant::Quant;
@@ -134,7 +136,7 @@ impl Matrix {
         let mut padded = Vec::new();
         for (group, panel) in panels.chunks_exact_mut(self.group_bytes()).enumerate() {
             let (src, stride) = self.group_rows(rows, group, &mut padded);
-            crate::cpu::matmul::pack(self.quant, src, stride, panel);
+            pack(Isa::best(), self.quant, src, stride, panel);
         }
         self.storage = Storage::Panels(panels);
     }

@@ -52,32 +52,35 @@ const fn layout(form: Form, file_bytes: usize, fields: &'static [Field]) -> Layo
     Layout { step: form.step(), file_bytes, panel_bytes: panel, fields }
 }
 
-static F32: Layout = layout(Form::Float, 128, &[field(0, 4, 32)]);
-static F16: Layout = layout(Form::Float, 64, &[field(0, 2, 32)]);
-static BF16: Layout = layout(Form::Float, 64, &[field(0, 4, 16)]);
-static NIBBLES: Layout = layout(Form::Int32, 36, &[field(0, 2, 1), field(18, 2, 1), field(2, 4, 4), field(20, 4, 4)]);
-static Q4_1: Layout = layout(
+pub(crate) const F32: Layout = layout(Form::Float, 128, &[field(0, 4, 32)]);
+pub(crate) const F16: Layout = layout(Form::Float, 64, &[field(0, 2, 32)]);
+pub(crate) const BF16: Layout = layout(Form::Float, 64, &[field(0, 4, 16)]);
+pub(crate) const NIBBLES: Layout =
+    layout(Form::Int32, 36, &[field(0, 2, 1), field(18, 2, 1), field(2, 4, 4), field(20, 4, 4)]);
+pub(crate) const Q4_1: Layout = layout(
     Form::Int32,
     40,
     &[field(0, 2, 1), field(20, 2, 1), field(2, 2, 1), field(22, 2, 1), field(4, 4, 4), field(24, 4, 4)],
 );
-static Q5_0: Layout = layout(Form::Int32, 44, &[field(0, 2, 1), field(22, 2, 1), field(2, 4, 5), field(24, 4, 5)]);
-static Q5_1: Layout = layout(
+pub(crate) const Q5_0: Layout =
+    layout(Form::Int32, 44, &[field(0, 2, 1), field(22, 2, 1), field(2, 4, 5), field(24, 4, 5)]);
+pub(crate) const Q5_1: Layout = layout(
     Form::Int32,
     48,
     &[field(0, 2, 1), field(24, 2, 1), field(2, 2, 1), field(26, 2, 1), field(4, 4, 5), field(28, 4, 5)],
 );
-static Q8_0: Layout = layout(Form::Int32, 68, &[field(0, 2, 1), field(34, 2, 1), field(2, 4, 8), field(36, 4, 8)]);
-static Q2_K: Layout = layout(Form::Int256, 84, &[field(80, 4, 1), field(0, 4, 20)]);
-static Q3_K: Layout = layout(Form::Int256, 110, &[field(108, 2, 1), field(96, 4, 3), field(0, 4, 24)]);
-static Q4_K: Layout = layout(Form::Int256, 144, &[field(0, 4, 36)]);
-static Q5_K: Layout = layout(Form::Int256, 176, &[field(0, 4, 44)]);
-static Q6_K: Layout = layout(
+pub(crate) const Q8_0: Layout =
+    layout(Form::Int32, 68, &[field(0, 2, 1), field(34, 2, 1), field(2, 4, 8), field(36, 4, 8)]);
+pub(crate) const Q2_K: Layout = layout(Form::Int256, 84, &[field(80, 4, 1), field(0, 4, 20)]);
+pub(crate) const Q3_K: Layout = layout(Form::Int256, 110, &[field(108, 2, 1), field(96, 4, 3), field(0, 4, 24)]);
+pub(crate) const Q4_K: Layout = layout(Form::Int256, 144, &[field(0, 4, 36)]);
+pub(crate) const Q5_K: Layout = layout(Form::Int256, 176, &[field(0, 4, 44)]);
+pub(crate) const Q6_K: Layout = layout(
     Form::Int256,
     210,
     &[field(208, 2, 1), field(192, 4, 4), field(128, 4, 8), field(0, 4, 16), field(160, 4, 8), field(64, 4, 16)],
 );
-static IQ4_XS: Layout = layout(Form::Int256, 136, &[field(0, 4, 34)]);
+pub(crate) const IQ4_XS: Layout = layout(Form::Int256, 136, &[field(0, 4, 34)]);
 
 impl Quant {
     pub(crate) fn layout(self) -> &'static Layout {
@@ -144,3 +147,7 @@ impl Layout {
         }
     }
 }
+
+#[cfg(test)]
+#[path = "panel_tests.rs"]
+mod tests;

@@ -23,14 +23,7 @@ impl Random {
 pub(crate) fn random_rows(quant: Quant, n: usize, k: usize, seed: u64) -> Vec<u8> {
     let mut random = Random(seed);
     let mut bytes: Vec<u8> = (0..n * quant.row_bytes(k)).map(|_| random.bits() as u8).collect();
-    let scales: &[usize] = match quant {
-        Quant::F32 | Quant::F16 | Quant::BF16 => &[0],
-        Quant::Q4_1 | Quant::Q5_1 | Quant::Q4_K | Quant::Q5_K => &[0, 2],
-        Quant::Q2_K => &[80, 82],
-        Quant::Q3_K => &[108],
-        Quant::Q6_K => &[208],
-        Quant::Q4_0 | Quant::Q5_0 | Quant::Q8_0 | Quant::IQ4_NL | Quant::IQ4_XS => &[0],
-    };
+    let scales = scale_offsets(quant);
     for block in bytes.chunks_exact_mut(quant.block_bytes()) {
         for &at in scales {
             let value = random.float();
@@ -42,6 +35,18 @@ pub(crate) fn random_rows(quant: Quant, n: usize, k: usize, seed: u64) -> Vec<u8
         }
     }
     bytes
+}
+
+/// Where a block has its f16 scales and minima.
+pub(crate) fn scale_offsets(quant: Quant) -> &'static [usize] {
+    match quant {
+        Quant::F32 | Quant::F16 | Quant::BF16 => &[0],
+        Quant::Q4_1 | Quant::Q5_1 | Quant::Q4_K | Quant::Q5_K => &[0, 2],
+        Quant::Q2_K => &[80, 82],
+        Quant::Q3_K => &[108],
+        Quant::Q6_K => &[208],
+        Quant::Q4_0 | Quant::Q5_0 | Quant::Q8_0 | Quant::IQ4_NL | Quant::IQ4_XS => &[0],
+    }
 }
 
 /// `[rows][k]` activations with outliers, zeros and, in the last row, blocks of zeros and of tiny values.

@@ -1,4 +1,6 @@
 //! The one integration binary.
 
 mod serve;
+mod forward;
 mod tidy;
+mod tick;

@@ -1,3 +1,4 @@
 //! Fixtures, the toy model, GGUF writer presets.
 
 pub mod fixtures;
+pub mod toy;

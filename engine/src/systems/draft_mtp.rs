@@ -35,7 +35,7 @@ pub fn draft_mtp(
         return;
     }
     let work = &mut step.mtp;
-    clear(work);
+    assert!(work.state.is_empty());
     // Window rows first, in window order, then prompts: `drafting` keeps segment -> window row.
     let mut drafting: Vec<(usize, usize)> = Vec::new();
     for row in 0..windows.len() {
@@ -78,7 +78,7 @@ pub fn draft_mtp(
         report.mtp.trimmed += (drafts.len() - usable) as u64;
         report.mtp_draft_ns += result.times.mtp_ns * u64::from(depth) / u64::from(wanted);
     }
-    clear(&mut step.mtp);
+    step.mtp.clear();
 }
 
 /// Drafts worth verifying: up to the first end token, and none that the target cannot choose.
@@ -90,17 +90,6 @@ fn usable_len(drafts: &[TokenId], vocab: usize, ends: impl Fn(TokenId) -> bool) 
 fn lacks_room(requests: &Requests, s: usize, adds: usize, shape: &Shape) -> bool {
     let pending = (requests.kv_len[s] + 1 - requests.mtp_len[s]) as usize;
     pending + adds > shape.hidden_rows
-}
-
-fn clear(work: &mut MtpWork) {
-    work.state.clear();
-    work.position.clear();
-    work.depth.clear();
-    work.p_min.clear();
-    work.token_start.clear();
-    work.token.clear();
-    work.page_start.clear();
-    work.page.clear();
 }
 
 fn append(

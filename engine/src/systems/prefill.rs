@@ -10,7 +10,7 @@ use crate::tables::tokens::Tokens;
 
 /// Starts the trunk work with this tick's prompt rows, oldest request first.
 pub fn prefill(requests: &Requests, tokens: &Tokens, pages: &Pages, plans: &Plans, trunk: &mut TrunkWork) {
-    clear(trunk);
+    assert!(trunk.state.is_empty(), "commit left the last pass behind");
     for &slot in &requests.live {
         let n = plans.prefill[slot.index()];
         if n == 0 {
@@ -36,26 +36,4 @@ pub(super) fn close_segment(trunk: &mut TrunkWork, state: StateSlot, position: u
     trunk.row_start.push(trunk.token.len() as u32);
     trunk.page.extend_from_slice(pages);
     trunk.page_start.push(trunk.page.len() as u32);
-}
-
-/// Empties the work and keeps its capacity.
-pub(super) fn clear(trunk: &mut TrunkWork) {
-    trunk.state.clear();
-    trunk.position.clear();
-    trunk.committed.clear();
-    trunk.row_start.clear();
-    trunk.page_start.clear();
-    trunk.page.clear();
-    trunk.token.clear();
-    trunk.source.clear();
-    let rules = &mut trunk.rules;
-    rules.row.clear();
-    rules.filter.clear();
-    rules.draw.clear();
-    rules.edit_start.clear();
-    rules.edit.clear();
-    rules.mask.clear();
-    rules.mask_word.clear();
-    rules.top_n.clear();
-    rules.filters.clear();
 }

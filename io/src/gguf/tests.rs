@@ -643,9 +643,11 @@ fn claims_of_a_file_allocate_nothing() {
         return;
     }
     // Address space for the program and its threads; far below what any claim above would take.
+    let run = "ulimit -v 262144 && exec \"$0\" --exact \"$1\" --nocapture --test-threads 1";
     let out = std::process::Command::new("sh")
-        .args(["-c", "ulimit -v 262144 && exec \"$0\" --exact gguf::tests::claims_of_a_file_allocate_nothing --nocapture --test-threads 1"])
+        .args(["-c", run])
         .arg(std::env::current_exe().unwrap())
+        .arg("gguf::tests::claims_of_a_file_allocate_nothing")
         .env(CHILD, "1")
         .output()
         .unwrap();

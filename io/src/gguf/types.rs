@@ -102,7 +102,8 @@ impl TensorType {
         match id {
             4 | 5 => "a format (Q4_2, Q4_3) that was removed from ggml in 2023; convert the model again",
             31..=33 | 36..=38 => {
-                "a pre-arranged layout (Q4_0_4_4 and relatives) that was removed from ggml; use the plain Q4_0 or IQ4_NL file"
+                "a pre-arranged layout (Q4_0_4_4 and relatives) that was removed from ggml; \
+                 use the plain Q4_0 or IQ4_NL file"
             }
             97..=399 => {
                 "which only a fork of ggml defines (such as ik_llama.cpp); use a file quantised with mainline types"

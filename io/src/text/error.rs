@@ -19,22 +19,17 @@ pub enum TextError {
         /// Value in the file.
         found: String,
     },
-    /// A required key is absent.
-    #[error("{key} is missing; the file has no usable tokenizer")]
-    MissingKey {
+    /// A text of a list is not UTF-8.
+    #[error("{key}[{index}] is not UTF-8 text")]
+    NotUtf8 {
         /// The key.
         key: &'static str,
+        /// Position in the list.
+        index: usize,
     },
-    /// A key has a value of another type, or a number outside its range.
-    #[error("{key}: found {found}, expected {expected}")]
-    BadValue {
-        /// The key.
-        key: &'static str,
-        /// What is there.
-        found: String,
-        /// What should be.
-        expected: &'static str,
-    },
+    /// A space would have to be put before every text.
+    #[error("tokenizer.ggml.add_space_prefix is true, expected false: byte-level BPE adds no space")]
+    SpacePrefix,
     /// Two lists that go together have different lengths.
     #[error("{key} has {found} entries, expected {expected} (as many as tokenizer.ggml.tokens)")]
     Length {
@@ -59,7 +54,7 @@ pub enum TextError {
         /// Token id.
         token: usize,
         /// Value in the file.
-        found: i64,
+        found: i32,
     },
     /// A special id outside the vocabulary.
     #[error("{key} is {found}, expected an id below {vocab}")]

@@ -18,6 +18,7 @@ pub mod tokenizer;
 pub mod vocab;
 
 mod alphabet;
+mod load;
 
 pub use detok::Detok;
 pub use error::TextError;

@@ -103,7 +103,7 @@ fn unbroken(marked: &str) -> Cow<'_, str> {
     let mut rest = marked;
     while let Some(at) = rest.find(BREAK) {
         out.push_str(&rest[..at]);
-        let n = run(rest[at..].as_bytes());
+        let n = run(&rest.as_bytes()[at..]);
         out.extend(std::iter::repeat_n(BREAK, n / 2));
         rest = &rest[at + n * BREAK_BYTES.len()..];
     }
@@ -117,7 +117,7 @@ impl Tokenizer {
     pub fn encode_rendered(&self, rendered: &Rendered) -> Prompt {
         let marked = &rendered.marked;
         // A token of one character has no inside to break: the break follows it.
-        let whole = |hit: &Hit| run(&marked.as_bytes()[hit.end..]) % 2 == 0;
+        let whole = |hit: &Hit| run(&marked.as_bytes()[hit.end..]).is_multiple_of(2);
         let mut prompt = Prompt { ids: Vec::new(), text: String::with_capacity(marked.len()), special: Vec::new() };
         let mut bpe = Bpe::default();
         let mut from = 0;

@@ -29,7 +29,7 @@ pub enum TokenKind {
 }
 
 impl TokenKind {
-    fn from_i64(value: i64) -> Option<Self> {
+    fn from_i32(value: i32) -> Option<Self> {
         Some(match value {
             0 => Self::Undefined,
             1 => Self::Normal,
@@ -76,7 +76,7 @@ pub struct VocabSpec {
     /// `tokenizer.ggml.tokens`
     pub tokens: Vec<String>,
     /// `tokenizer.ggml.token_type`; absent = all normal.
-    pub kinds: Option<Vec<i64>>,
+    pub kinds: Option<Vec<i32>>,
     /// `tokenizer.ggml.merges`
     pub merges: Vec<String>,
     /// The special ids.
@@ -267,11 +267,7 @@ impl Vocab {
             return Err(TextError::VocabSize { found: len, max: TOKENS_MAX });
         }
         if spec.add_space_prefix == Some(true) {
-            return Err(TextError::BadValue {
-                key: "tokenizer.ggml.add_space_prefix",
-                found: "true".to_owned(),
-                expected: "false: byte-level BPE adds no space",
-            });
+            return Err(TextError::SpacePrefix);
         }
         let kinds = kinds(spec)?;
         check_ids(&spec.ids, len)?;
@@ -342,7 +338,7 @@ fn kinds(spec: &VocabSpec) -> Result<Vec<TokenKind>, TextError> {
     values
         .iter()
         .enumerate()
-        .map(|(token, &found)| TokenKind::from_i64(found).ok_or(TextError::TokenKind { token, found }))
+        .map(|(token, &found)| TokenKind::from_i32(found).ok_or(TextError::TokenKind { token, found }))
         .collect()
 }
 

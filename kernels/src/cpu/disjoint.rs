@@ -66,3 +66,27 @@ impl<'a, T> Blocks<'a, T> {
         unsafe { self.all.range(index * self.block_len..(index + 1) * self.block_len) }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::Blocks;
+
+    #[test]
+    fn blocks_are_disjoint() {
+        let mut all = [0; 6];
+        let blocks = Blocks::new(&mut all, 2);
+        let (a, c) = (blocks.take(0), blocks.take(2));
+        a.fill(1);
+        c.fill(3);
+        assert_eq!(all, [1, 1, 0, 0, 3, 3]);
+    }
+
+    #[test]
+    #[should_panic(expected = "block 1 is taken twice")]
+    fn a_block_is_taken_once() {
+        let mut all = [0; 6];
+        let blocks = Blocks::new(&mut all, 2);
+        blocks.take(1);
+        blocks.take(1);
+    }
+}

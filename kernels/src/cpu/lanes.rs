@@ -29,6 +29,9 @@ pub(crate) trait Simd: Copy {
     /// Up to 16 floats, missing lanes zero.
     #[inline(always)]
     fn load_partial(self, x: &[f32]) -> Self::V {
+        if let Ok(full) = x.try_into() {
+            return self.load(full);
+        }
         let mut full = [0.0; LANES];
         full[..x.len()].copy_from_slice(x);
         self.load(&full)
@@ -65,6 +68,9 @@ pub(crate) trait Vector: Copy {
     /// The first lanes, as many as `dst` is long.
     #[inline(always)]
     fn store_partial(self, dst: &mut [f32]) {
+        if let Ok(full) = dst.try_into() {
+            return self.store(full);
+        }
         dst.copy_from_slice(&self.to_array()[..dst.len()]);
     }
 
@@ -93,7 +99,8 @@ pub(crate) trait Vector: Copy {
 pub(crate) trait Kernel {
     /// What it returns.
     type Out;
-    /// Must be `#[inline(always)]`, and everything hot that it calls too.
+    /// Must be `#[inline(always)]`, and everything hot that it calls too. Closures cannot be: an operation of
+    /// [`Vector`] inside one (`array::from_fn` included) becomes a call.
     fn run<S: Simd>(self, simd: S) -> Self::Out;
 }
 
@@ -193,3 +200,6 @@ fn scale(x: f32, rounded: f32) -> f32 {
     let power = |n: i32| f32::from_bits((n.wrapping_add(127) as u32) << 23);
     x * power(half) * power(n.wrapping_sub(half))
 }
+
+#[cfg(test)]
+mod tests;

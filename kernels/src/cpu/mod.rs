@@ -11,4 +11,5 @@ pub(crate) mod groups;
 pub(crate) mod lanes;
 pub(crate) mod matmul;
 pub(crate) mod pages;
+pub mod peak;
 pub mod pool;

@@ -57,6 +57,12 @@ impl Default for AlignedBytes {
     }
 }
 
+/// Floats as the bytes they are.
+pub(crate) fn as_bytes(floats: &[f32]) -> &[u8] {
+    // SAFETY: every byte of a float is initialised, and bytes have no alignment.
+    unsafe { std::slice::from_raw_parts(floats.as_ptr().cast(), size_of_val(floats)) }
+}
+
 #[cfg(target_os = "linux")]
 fn advise_huge(start: NonNull<u8>, len: usize) {
     // SAFETY: the range is ours, and this advice does not change its content. A refusal leaves ordinary pages, which

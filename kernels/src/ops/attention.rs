@@ -310,10 +310,10 @@ fn fold<S: Simd>(s: S, out: &mut [f32], x: &[f32], a: f32, b: f32) {
     s.load_partial(x_rest).mul_add(b, s.load_partial(rest).mul(a)).store_partial(rest);
 }
 
-/// Queries are worked on eight (or four) at a time, the rest by four, two, one.
+/// Queries are worked on eight (with few registers: two) at a time, the rest by four, two, one.
 #[inline(always)]
 fn tile<S: Simd>(left: usize) -> usize {
-    let most = if S::REGISTERS >= 16 { 8 } else { 4 };
+    let most = if S::REGISTERS >= 16 { 8 } else { 2 };
     let mut tile = most;
     while tile > left {
         tile /= 2;
@@ -363,11 +363,10 @@ fn split_all<S: Simd, E: Element>(
         // Tiles of scores (queries, pages) and of outputs (queries, channel vectors) that fill the registers.
         match (tile, S::REGISTERS >= 16) {
             (8, _) => work.run::<S, 8, 1, 2>(s, running, out),
-            (4, true) => work.run::<S, 4, 2, 4>(s, running, out),
-            (4, false) => work.run::<S, 4, 1, 1>(s, running, out),
+            (4, _) => work.run::<S, 4, 4, 4>(s, running, out),
             (2, true) => work.run::<S, 2, 4, 4>(s, running, out),
             (2, false) => work.run::<S, 2, 2, 2>(s, running, out),
-            (_, true) => work.run::<S, 1, 4, 4>(s, running, out),
+            (_, true) => work.run::<S, 1, 8, 8>(s, running, out),
             (_, false) => work.run::<S, 1, 4, 4>(s, running, out),
         }
         start += tile;
@@ -494,7 +493,10 @@ impl<E: Element> Tile<'_, E> {
             let weights: [&[f32; LANES]; Q] = std::array::from_fn(|i| &weights[i].as_chunks::<LANES>().0[page]);
             for t in 0..PAGE_TOKENS.min(common - page * PAGE_TOKENS) {
                 let row = values[t * head_dim + channel..][..C * LANES].as_chunks::<LANES>().0;
-                let v: [S::V; C] = std::array::from_fn(|c| E::load(s, &row[c]));
+                let mut v = [s.splat(0.0); C];
+                for c in 0..C {
+                    v[c] = E::load(s, &row[c]);
+                }
                 for i in 0..Q {
                     let w = s.splat(weights[i][t]);
                     for c in 0..C {

@@ -318,11 +318,15 @@ fn add_product<S: Simd>(s: S, first: bool, a: &[f32], b: &[f32], dst: &mut [f32]
     let (a, a_rest) = a.as_chunks::<LANES>();
     let (b, b_rest) = b.as_chunks::<LANES>();
     let (dst, dst_rest) = dst.as_chunks_mut::<LANES>();
-    let term = |a: S::V, b: S::V, dst: S::V| if first { a.mul(b) } else { a.mul_add(b, dst) };
     for ((a, b), dst) in a.iter().zip(b).zip(dst) {
-        term(s.load(a), s.load(b), s.load(dst)).store(dst);
+        term(first, s.load(a), s.load(b), s.load(dst)).store(dst);
     }
-    term(s.load_partial(a_rest), s.load_partial(b_rest), s.load_partial(dst_rest)).store_partial(dst_rest);
+    term(first, s.load_partial(a_rest), s.load_partial(b_rest), s.load_partial(dst_rest)).store_partial(dst_rest);
+}
+
+#[inline(always)]
+fn term<V: Vector>(first: bool, a: V, b: V, dst: V) -> V {
+    if first { a.mul(b) } else { a.mul_add(b, dst) }
 }
 
 /// Rows as they are logged: `mixed [row][channels]`, `gates [row][2][value_heads]`.
@@ -388,11 +392,10 @@ impl Sweep<'_> {
         let first_k = self.step(0).k;
         for ((slice, state), &k) in slice.iter_mut().zip(self.state.chunks_exact(value_dim)).zip(first_k) {
             let k = s.splat(k);
-            let flat = slice.as_flattened_mut();
-            flat[..width].copy_from_slice(&state[column..column + width]);
-            flat[width..].fill(0.0);
             for w in 0..W {
-                next[w] = s.load(&slice[w]).mul_add(k, next[w]);
+                let x = s.load_partial(&state[column + (w * LANES).min(width)..column + ((w + 1) * LANES).min(width)]);
+                x.store(&mut slice[w]);
+                next[w] = x.mul_add(k, next[w]);
             }
         }
         let scale = s.splat(1.0 / (self.dims.key_dim as f32).sqrt());
@@ -400,10 +403,11 @@ impl Sweep<'_> {
             let now = self.step(t);
             let (decay, beta) = (s.splat(now.decay), s.splat(now.beta));
             let v = &now.v[column..column + width];
-            let delta: [S::V; W] = std::array::from_fn(|w| {
+            let mut delta = [s.splat(0.0); W];
+            for w in 0..W {
                 let v = s.load_partial(&v[(w * LANES).min(width)..((w + 1) * LANES).min(width)]);
-                beta.mul(v.sub(next[w].mul(decay)))
-            });
+                delta[w] = beta.mul(v.sub(next[w].mul(decay)));
+            }
             let next_k = if t + 1 < steps { Some(self.step(t + 1).k) } else { None };
             let output = if t >= log_len {
                 let (o, sums) = match next_k {
@@ -427,7 +431,9 @@ impl Sweep<'_> {
             }
             if t + 1 == folded {
                 for (state, slice) in self.state.chunks_exact_mut(value_dim).zip(slice.iter()) {
-                    state[column..column + width].copy_from_slice(&slice.as_flattened()[..width]);
+                    for (lanes, state) in slice.iter().zip(state[column..column + width].chunks_mut(LANES)) {
+                        s.load(lanes).store_partial(state);
+                    }
                 }
             }
         }
@@ -496,11 +502,11 @@ fn gate_output<S: Simd>(s: S, out: &mut [f32], norm: &[f32], z: &[f32], eps: f32
     let (out, out_rest) = out.as_chunks_mut::<LANES>();
     let (norm, norm_rest) = norm.as_chunks::<LANES>();
     let (z, z_rest) = z.as_chunks::<LANES>();
-    let gate = |out: S::V, norm: S::V, z: S::V| out.mul(factor).mul(norm).mul(silu_lanes(s, z));
     for ((out, norm), z) in out.iter_mut().zip(norm).zip(z) {
-        gate(s.load(out), s.load(norm), s.load(z)).store(out);
+        s.load(out).mul(factor).mul(s.load(norm)).mul(silu_lanes(s, s.load(z))).store(out);
     }
-    gate(s.load_partial(out_rest), s.load_partial(norm_rest), s.load_partial(z_rest)).store_partial(out_rest);
+    let (z, norm) = (s.load_partial(z_rest), s.load_partial(norm_rest));
+    s.load_partial(out_rest).mul(factor).mul(norm).mul(silu_lanes(s, z)).store_partial(out_rest);
 }
 
 #[cfg(test)]

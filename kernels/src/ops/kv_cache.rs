@@ -269,3 +269,6 @@ impl KvCache {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -39,7 +39,8 @@ pub struct TemplateFacts {
     pub parallel_tool_calls: bool,
     /// Call arguments may be a mapping.
     pub object_arguments: bool,
-    /// Call arguments may be JSON text.
+    /// Call arguments may be JSON text. Where a mapping works too it is the better choice: some templates quote text
+    /// once more.
     pub string_arguments: bool,
     /// Content as a string is rendered.
     pub string_content: bool,
@@ -102,20 +103,34 @@ pub(super) fn probe(template: &ChatTemplate) -> TemplateFacts {
     let user = json!({"role": "user", "content": "probe_user"});
     let assistant = json!({"role": "assistant", "content": "probe_assistant"});
     let system = json!({"role": "system", "content": "probe_system"});
-    let call = |name: &str, arguments: Value| json!({"id": name, "type": "function", "function": {"name": name, "arguments": arguments}});
-    let calls = |calls: Value| json!([user, {"role": "assistant", "content": "", "tool_calls": calls}]);
+    // Calls are answered, and ids are nine characters: some templates insist on either.
+    let calls = |calls: &[(&str, &Value)]| {
+        let id = |i: usize| format!("probe{i:04}");
+        let list: Vec<Value> = calls
+            .iter()
+            .enumerate()
+            .map(|(i, (name, arguments))| {
+                json!({"id": id(i), "type": "function", "function": {"name": name, "arguments": arguments}})
+            })
+            .collect();
+        let mut messages = vec![user.clone(), json!({"role": "assistant", "content": "", "tool_calls": list})];
+        for (i, (name, _)) in calls.iter().enumerate() {
+            messages.push(json!({"role": "tool", "tool_call_id": id(i), "name": name, "content": "probe_result"}));
+        }
+        Value::Array(messages)
+    };
     let object = json!({"probe_key": "probe_value"});
     let text = json!("{\"probe_key\": \"probe_value\"}");
     let tools = json!([{"type": "function", "function": {"name": "probe_tool", "description": "probe",
         "parameters": {"type": "object", "properties": {"probe_key": {"type": "string"}}, "required": ["probe_key"]}}}]);
     let just_user = json!([user]);
 
-    let object_calls = calls(json!([call("probe_call", object.clone())]));
-    let string_calls = calls(json!([call("probe_call", text.clone())]));
+    let object_calls = calls(&[("probe_call", &object)]);
+    let string_calls = calls(&[("probe_call", &text)]);
     let object_arguments = p.shows(&object_calls, &["probe_call", "probe_key", "probe_value"]);
     let string_arguments = p.shows(&string_calls, &["probe_call", "probe_key", "probe_value"]);
-    let arguments = if object_arguments { object } else { text };
-    let parallel = calls(json!([call("probe_first", arguments.clone()), call("probe_second", arguments)]));
+    let arguments = if object_arguments { &object } else { &text };
+    let parallel = calls(&[("probe_first", arguments), ("probe_second", arguments)]);
     let reasoned =
         json!([user, {"role": "assistant", "content": "probe_answer", "reasoning_content": "probe_reasoning"}]);
 
@@ -156,16 +171,19 @@ pub(super) fn probe(template: &ChatTemplate) -> TemplateFacts {
     }
 }
 
-/// The style of a rendered call, or what the template's text says about calls.
+/// The style of a rendered call of `probe_call`; of a template that renders none, what its text says about calls.
 fn tool_style(sample: Option<&str>, source: &str) -> ToolStyle {
-    let has = |mark: &str| sample.is_some_and(|s| s.contains(mark)) || source.contains(mark);
-    if has("<function=") && has("<parameter=") {
+    let sample = sample.filter(|s| s.contains("probe_call"));
+    let text: String = sample.unwrap_or(source).split_whitespace().collect();
+    let has = |mark: &str| text.contains(mark);
+    let named = |mark: &str| if sample.is_some() { has("\"name\":\"probe_call\"") } else { has(mark) };
+    if has("<tool_call>") && has("<function=") && has("<parameter=") {
         ToolStyle::Xml
     } else if has("<TOOLCALL>") {
         ToolStyle::Nemotron2
-    } else if has("<tool_call>") {
+    } else if has("<tool_call>") && named("\"arguments\"") {
         ToolStyle::Hermes
-    } else if has("<|python_tag|>") || sample.is_some_and(|s| s.contains("\"parameters\":")) {
+    } else if named("<|python_tag|>") && has("\"parameters\":") {
         ToolStyle::Llama3
     } else {
         ToolStyle::None

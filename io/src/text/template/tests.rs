@@ -357,6 +357,12 @@ fn facts_of_other_styles() {
     );
     assert_eq!(text_only.tool_style, ToolStyle::Llama3);
     assert!(text_only.string_arguments && !text_only.object_arguments);
+    let other = facts(
+        "{% for m in messages %}{{ m.content }}{% for c in m.tool_calls or [] %}<tool_call>{{ c.function.name }}<arg_key>{{ c.function.arguments | tojson }}</tool_call>{% endfor %}{% endfor %}",
+    );
+    assert_eq!(other.tool_style, ToolStyle::None, "a call without a JSON name is no Hermes call");
+    let told = facts("{{ 'Answer with <TOOLCALL>[...]</TOOLCALL>' }}{{ messages[0].content }}");
+    assert_eq!((told.tool_style, told.tool_calls), (ToolStyle::Nemotron2, false));
     let alternating = facts(
         "{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('alternate') }}{% endif %}{{ m.content }}{% endfor %}{{ reasoning_effort }}",
     );

@@ -1,3 +1,4 @@
 //! AVX2 with FMA and F16C.
 
 pub(crate) mod lanes;
+pub(crate) mod matmul;

@@ -1,3 +1,4 @@
 //! AVX-512.
 
 pub(crate) mod lanes;
+pub(crate) mod matmul;

@@ -1,1 +1,51 @@
+use super::{add, add_scaled, sigmoid_mul, silu_mul, split_halves};
+use crate::cpu::detect::Isa;
+use crate::cpu::pool::Pool;
+use crate::ops::exp::{exp, sigmoid};
+use crate::test_noise::{Noise, bits};
 
+type Op = fn(&Pool, Isa, &mut [f32], &[f32]);
+type Reference = fn(f32, f32) -> f32;
+
+#[test]
+fn every_length_threads_and_instruction_set_give_the_scalar_formula() {
+    let ops: [(Op, Reference); 3] =
+        [(add, |a, b| a + b), (silu_mul, |a, b| a / (1.0 + exp(0.0 - a)) * b), (sigmoid_mul, |a, b| a * sigmoid(b))];
+    let mut noise = Noise::new(6);
+    let pools: Vec<Pool> = (1..=3).map(Pool::new).collect();
+    for len in (0..=50).chain([8191, 8192, 8193, 40_000]) {
+        let (a, b) = (noise.vec(len), noise.vec(len));
+        for (op, reference) in ops {
+            let expected: Vec<f32> = a.iter().zip(&b).map(|(&a, &b)| reference(a, b)).collect();
+            for pool in &pools {
+                for isa in Isa::available() {
+                    let mut dst = a.clone();
+                    op(pool, isa, &mut dst, &b);
+                    assert_eq!(bits(&dst), bits(&expected), "{len} elements, {isa:?}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn add_scaled_is_fused_per_row() {
+    let mut noise = Noise::new(7);
+    let pool = Pool::new(2);
+    for (rows, width) in [(0, 0), (1, 1), (3, 17), (33, 600)] {
+        let (dst, x, scale) = (noise.vec(rows * width), noise.vec(rows * width), noise.vec(rows));
+        let expected: Vec<f32> = (0..rows * width).map(|i| scale[i / width].mul_add(x[i], dst[i])).collect();
+        for isa in Isa::available() {
+            let mut dst = dst.clone();
+            add_scaled(&pool, isa, &mut dst, &x, &scale);
+            assert_eq!(bits(&dst), bits(&expected));
+        }
+    }
+}
+
+#[test]
+fn halves_are_separated_per_head() {
+    let (mut q, mut gate) = ([0.0; 4], [0.0; 4]);
+    split_halves(&[1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0], 2, &mut q, &mut gate);
+    assert_eq!((q, gate), ([1.0, 2.0, 5.0, 6.0], [3.0, 4.0, 7.0, 8.0]));
+}

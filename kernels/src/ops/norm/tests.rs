@@ -1,1 +1,55 @@
+use super::{rms_norm, rms_norm_in_place};
+use crate::cpu::detect::Isa;
+use crate::cpu::pool::Pool;
+use crate::test_noise::{Noise, bits};
 
+/// The order of the module page, element by element.
+fn by_the_page(x: &[f32], weight: &[f32], eps: f32) -> Vec<f32> {
+    let mut sums = [0f32; 64];
+    for (i, &x) in x.iter().enumerate() {
+        sums[i % 64] = x.mul_add(x, sums[i % 64]);
+    }
+    let mut lanes: Vec<f32> = (0..16).map(|i| (sums[i] + sums[i + 16]) + (sums[i + 32] + sums[i + 48])).collect();
+    while lanes.len() > 1 {
+        let half = lanes.len() / 2;
+        lanes = (0..half).map(|i| lanes[i] + lanes[i + half]).collect();
+    }
+    let factor = 1.0 / (lanes[0] / x.len() as f32 + eps).sqrt();
+    x.iter().zip(weight).map(|(x, w)| x * factor * w).collect()
+}
+
+#[test]
+fn every_width_rows_threads_and_instruction_set_give_the_stated_order() {
+    let mut noise = Noise::new(4);
+    let pools: Vec<Pool> = (1..=3).map(Pool::new).collect();
+    for width in (1..=130).chain([576, 1024, 5120]) {
+        let rows = 1 + noise.below(33);
+        let (x, weight) = (noise.vec(rows * width), noise.vec(width));
+        let expected: Vec<f32> = x.chunks(width).flat_map(|x| by_the_page(x, &weight, 1e-6)).collect();
+        for pool in &pools {
+            for isa in Isa::available() {
+                let mut dst = noise.vec(rows * width);
+                rms_norm(pool, isa, &x, &weight, 1e-6, &mut dst);
+                assert_eq!(bits(&dst), bits(&expected), "{rows} rows of {width}, {isa:?}");
+                dst.copy_from_slice(&x);
+                rms_norm_in_place(pool, isa, &mut dst, &weight, 1e-6);
+                assert_eq!(bits(&dst), bits(&expected));
+            }
+        }
+    }
+}
+
+#[test]
+fn close_to_double_precision_and_zero_at_zero() {
+    let mut noise = Noise::new(5);
+    let pool = Pool::new(1);
+    let x = noise.vec(5120);
+    let mean = x.iter().map(|&x| f64::from(x).powi(2)).sum::<f64>() / 5120.0;
+    let mut dst = vec![0.0; 5120];
+    rms_norm(&pool, Isa::best(), &x, &vec![1.0; 5120], 1e-6, &mut dst);
+    for (&y, &x) in dst.iter().zip(&x) {
+        assert!((f64::from(y) - f64::from(x) / (mean + 1e-6).sqrt()).abs() < 1e-6);
+    }
+    rms_norm(&pool, Isa::best(), &[0.0; 48], &[2.0; 48], 1e-6, &mut dst[..48]);
+    assert_eq!(&dst[..48], &[0.0; 48]);
+}

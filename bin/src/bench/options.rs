@@ -1,0 +1,113 @@
+//! How a model is opened and run by the measuring verbs.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use clap::{Args, ValueEnum};
+use engine::exec::{CpuExecutor, ExecOptions};
+use engine::limits::Limits;
+use engine::model::load::{LoadOptions, Repack};
+use engine::model::{Model, ModelError};
+use engine_io::{ModelFile, OpenOptions};
+use engine_kernels::ops::kv_cache::KvType;
+use engine_kernels::{Activation, Isa};
+
+/// Spellings of the KV types.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub enum KvFlag {
+    /// Single precision.
+    F32,
+    /// Half precision.
+    F16,
+}
+
+/// Spellings of the repacking policies.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub enum RepackFlag {
+    /// Where it pays and fits.
+    Auto,
+    /// Every matrix.
+    On,
+    /// Weights stay in the file.
+    Off,
+}
+
+/// Flags that every measuring verb has.
+#[derive(Clone, Debug, Args)]
+pub struct RunFlags {
+    /// A GGUF file, any shard of a split one, or a directory that holds one.
+    #[arg(long, value_name = "PATH")]
+    pub model: PathBuf,
+    /// An MTP sidecar.
+    #[arg(long, visible_alias = "spec-draft-model", value_name = "SIDECAR.gguf")]
+    pub draft_model: Option<PathBuf>,
+    /// Workers, the main thread included.
+    #[arg(long, short = 't', default_value_t = default_threads())]
+    pub threads: usize,
+    /// Storage of keys and values.
+    #[arg(long, value_enum, default_value = "f16")]
+    pub kv_type: KvFlag,
+    /// Multiply float activations instead of quantised ones.
+    #[arg(long)]
+    pub exact_activations: bool,
+    /// Read the file into memory instead of mapping it.
+    #[arg(long)]
+    pub no_mmap: bool,
+    /// Copy weights into the kernels' own layout.
+    #[arg(long, value_enum, default_value = "auto")]
+    pub repack: RepackFlag,
+    /// Refuse a file with tensors that nothing reads.
+    #[arg(long)]
+    pub strict: bool,
+}
+
+fn default_threads() -> usize {
+    std::thread::available_parallelism().map_or(1, |n| n.get())
+}
+
+impl RunFlags {
+    /// The flags' defaults for `model`: what a test or another verb starts from.
+    pub fn for_model(model: impl Into<PathBuf>) -> Self {
+        Self {
+            model: model.into(),
+            draft_model: None,
+            threads: default_threads(),
+            kv_type: KvFlag::F16,
+            exact_activations: false,
+            no_mmap: false,
+            repack: RepackFlag::Auto,
+            strict: false,
+        }
+    }
+
+    /// Opens and loads the model.
+    ///
+    /// # Errors
+    /// [`ModelError`].
+    pub fn load(&self) -> Result<Arc<Model>, ModelError> {
+        let open = OpenOptions { mmap: !self.no_mmap, strict: self.strict };
+        let model = ModelFile::open(&self.model, open)?;
+        let draft = self.draft_model.as_ref().map(|path| ModelFile::open(path, open)).transpose()?;
+        let repack = match self.repack {
+            RepackFlag::Auto => Repack::Auto,
+            RepackFlag::On => Repack::On,
+            RepackFlag::Off => Repack::Off,
+        };
+        let load = LoadOptions { repack, strict: self.strict };
+        Ok(Arc::new(Model::load(&model, draft.as_ref(), load)?))
+    }
+
+    /// An executor of `limits` for a loaded model.
+    pub fn executor(&self, model: Arc<Model>, limits: &Limits) -> CpuExecutor {
+        let options = ExecOptions {
+            kv_type: match self.kv_type {
+                KvFlag::F32 => KvType::F32,
+                KvFlag::F16 => KvType::F16,
+            },
+            activation: if self.exact_activations { Activation::Exact } else { Activation::Integer },
+            threads: self.threads,
+            isa: Isa::best(),
+        };
+        CpuExecutor::new(model, limits.clone(), options)
+    }
+}

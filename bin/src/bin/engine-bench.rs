@@ -1,0 +1,151 @@
+//! `engine-bench`: measures models. Exit codes: 0 done, 1 failed, 2 usage, 3 refused input.
+
+use std::path::Path;
+use std::process::ExitCode;
+use std::{fs, io};
+
+use clap::{Parser, Subcommand};
+use engine::model::MtpStatus;
+use engine_bin::bench::eval::{self, EvalFlags};
+use engine_bin::bench::ppl::{self, PplFlags};
+use engine_bin::bench::single::Single;
+use engine_bin::bench::speed::{self, SpeedFlags};
+
+#[derive(Parser)]
+#[command(name = "engine-bench", version, about = "Measures models: numerics, perplexity, speed.")]
+struct Cli {
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Subcommand)]
+enum Verb {
+    /// Logits, hidden rows, greedy text and drafts of given token sequences.
+    Eval(EvalFlags),
+    /// Perplexity of a text in one context.
+    Ppl(PplFlags),
+    /// Tokens a second, and milliseconds of windows by their width.
+    Speed(SpeedFlags),
+}
+
+/// Why a verb ended without its result.
+enum Failure {
+    /// The input is not acceptable: exit code 3.
+    Refused(String),
+    /// Something else went wrong: exit code 1.
+    Failed(String),
+}
+
+/// The error and what caused it, one line each.
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(error) = source {
+        text.push_str(&format!("\n  because {error}"));
+        source = error.source();
+    }
+    text
+}
+
+fn refused(error: impl std::error::Error) -> Failure {
+    Failure::Refused(chain(&error))
+}
+
+fn read(path: &Path) -> Result<Vec<u8>, Failure> {
+    fs::read(path).map_err(|error| Failure::Refused(format!("{}: cannot read: {error}", path.display())))
+}
+
+fn parse<T: serde::de::DeserializeOwned>(path: &Path) -> Result<T, Failure> {
+    let bytes = read(path)?;
+    serde_json::from_slice(&bytes).map_err(|error| Failure::Refused(format!("{}: {error}", path.display())))
+}
+
+fn print(value: &impl serde::Serialize) -> Result<(), Failure> {
+    let failed = |error: io::Error| Failure::Failed(format!("cannot write to standard output: {error}"));
+    let mut out = io::stdout().lock();
+    serde_json::to_writer(&mut out, value).map_err(|error| failed(error.into()))?;
+    io::Write::write_all(&mut out, b"\n").map_err(failed)
+}
+
+fn main() -> ExitCode {
+    let done = match Cli::parse().verb {
+        Verb::Eval(flags) => run_eval(&flags),
+        Verb::Ppl(flags) => run_ppl(&flags),
+        Verb::Speed(flags) => run_speed(&flags),
+    };
+    let (code, text) = match done {
+        Ok(()) => return ExitCode::SUCCESS,
+        Err(Failure::Refused(text)) => (3, text),
+        Err(Failure::Failed(text)) => (1, text),
+    };
+    eprintln!("engine-bench: {text}");
+    ExitCode::from(code)
+}
+
+fn run_eval(flags: &EvalFlags) -> Result<(), Failure> {
+    let input: eval::Input = parse(&flags.tokens)?;
+    let model = flags.run.load().map_err(refused)?;
+    let reason = match &model.mtp {
+        MtpStatus::Unavailable(reason) => Some(reason.as_str()),
+        MtpStatus::Own | MtpStatus::Sidecar => None,
+    };
+    eval::check(&input, model.vocab, reason).map_err(refused)?;
+    let limits = eval::limits(&input);
+    let mut single = Single::new(flags.run.executor(model, &limits), &limits);
+    let output = eval::evaluate(&mut single, &input);
+    let failed = |error: io::Error| Failure::Failed(format!("{}: cannot write: {error}", flags.out.display()));
+    let file = fs::File::create(&flags.out).map_err(failed)?;
+    let mut file = io::BufWriter::new(file);
+    serde_json::to_writer(&mut file, &output).map_err(|error| failed(error.into()))?;
+    io::Write::flush(&mut file).map_err(failed)?;
+    let tokens: usize = input.sequences.iter().map(Vec::len).sum();
+    let summary = serde_json::json!({
+        "sequences": output.sequences.len(), "tokens": tokens, "out": flags.out.display().to_string(),
+    });
+    match flags.json {
+        true => print(&summary),
+        false => {
+            eprintln!("{} sequences, {tokens} tokens -> {}", output.sequences.len(), flags.out.display());
+            Ok(())
+        }
+    }
+}
+
+/// Token ids as a bare array, or under `tokens`.
+#[derive(serde::Deserialize)]
+#[serde(untagged)]
+enum TokenFile {
+    Bare(Vec<u32>),
+    Named { tokens: Vec<u32> },
+}
+
+fn run_ppl(flags: &PplFlags) -> Result<(), Failure> {
+    let tokens = match parse(&flags.tokens)? {
+        TokenFile::Bare(tokens) | TokenFile::Named { tokens } => tokens,
+    };
+    let model = flags.run.load().map_err(refused)?;
+    ppl::check(&tokens, model.vocab).map_err(refused)?;
+    let limits = ppl::limits(&tokens);
+    let mut single = Single::new(flags.run.executor(model, &limits), &limits);
+    let found = ppl::perplexity(&mut single, &tokens);
+    if flags.json {
+        return print(&found);
+    }
+    println!("perplexity {:.4} over {} tokens (mean {:.5} nats)", found.ppl, found.tokens, found.mean_nll);
+    Ok(())
+}
+
+fn run_speed(flags: &SpeedFlags) -> Result<(), Failure> {
+    let model = flags.run.load().map_err(refused)?;
+    let limits = speed::limits(flags);
+    let mut single = Single::new(flags.run.executor(model, &limits), &limits);
+    let found = speed::measure(&mut single, flags);
+    if flags.json {
+        return print(&found);
+    }
+    println!("prefill {:.1} tok/s, decode {:.2} tok/s, {} threads", found.prefill_tok_s, found.decode_tok_s, found.threads);
+    for (rows, ms) in &found.rows_ms {
+        println!("{rows:>4} rows {ms:>9.3} ms");
+    }
+    Ok(())
+}

@@ -1,0 +1,264 @@
+//! The interpreter of op lists: row buffers, caches and states, and one match.
+
+use std::sync::Arc;
+
+use engine_kernels::ops::attention::{AttentionScratch, Segment, attention};
+use engine_kernels::ops::delta_net::{self, DeltaInputs, DeltaScratch, DeltaSegment, DeltaWeights, delta_net};
+use engine_kernels::ops::delta_state::DeltaLayer;
+use engine_kernels::ops::elementwise::{add, sigmoid_mul, silu_mul, split_halves};
+use engine_kernels::ops::kv_cache::KvCache;
+use engine_kernels::ops::norm::{rms_norm, rms_norm_in_place};
+use engine_kernels::ops::rope::{Rope, RopeTable};
+use engine_kernels::{Activation, Input, InputScratch, Isa, Matrix, Pool, matmul};
+
+use crate::ids::TokenId;
+use crate::limits::Limits;
+use crate::model::Model;
+use crate::model::program::{BufferId, MatrixId, Op};
+
+use super::ExecOptions;
+use super::choose::LOGIT_ROWS;
+
+/// The rows of one pass and who they belong to.
+pub struct Batch<'a> {
+    /// `[rows]`.
+    pub token: &'a [TokenId],
+    /// `[rows]`.
+    pub position: &'a [u32],
+    /// Rows of one sequence each, in row order.
+    pub segments: &'a [Segment<'a>],
+    /// The same segments with their recurrent states; empty where no operation needs them.
+    pub delta: &'a [DeltaSegment],
+}
+
+/// Everything a pass reads and writes but the weights.
+pub struct Machine {
+    pool: Arc<Pool>,
+    isa: Isa,
+    activation: Activation,
+    /// `[step rows][width]` each, by [`BufferId`].
+    buffers: Vec<Vec<f32>>,
+    width: Vec<usize>,
+    input: InputScratch,
+    rope: Rope,
+    rope_table: RopeTable,
+    attention: AttentionScratch,
+    /// Hidden rows that the LM head is asked about.
+    head_in: Vec<f32>,
+    /// `[LOGIT_ROWS][vocabulary rows]`.
+    logits: Vec<f32>,
+    /// KV pages of all attention layers, the MTP block's last.
+    pub kv: KvCache,
+    /// Recurrent layers.
+    pub delta: Vec<DeltaLayer>,
+    /// Their small weights, as the kernel wants them.
+    delta_weights: Vec<DeltaWeights>,
+    delta_scratch: DeltaScratch,
+}
+
+impl Machine {
+    /// Buffers for `limits` and `model`.
+    pub fn new(model: &Model, limits: &Limits, options: &ExecOptions, pool: Arc<Pool>) -> Self {
+        let program = &model.program;
+        let width: Vec<usize> = program.buffers.iter().map(|b| b.width).collect();
+        let rows = LOGIT_ROWS.min(limits.step_rows);
+        let head_rows = model.weights.matrix(program.head).n();
+        let delta = program.delta.iter().map(|g| DeltaLayer::new(g.dims, limits.slots, limits.window_max)).collect();
+        let vector = |id| model.weights.vector(id);
+        let delta_weights = program
+            .delta
+            .iter()
+            .map(|g| DeltaWeights::new(&g.dims, vector(g.conv), vector(g.a), vector(g.dt_bias), vector(g.norm)))
+            .collect();
+        let freq_factors = program.rope_factors.map_or_else(Vec::new, |id| vector(id).to_vec());
+        let rope = program.rope;
+        Self {
+            pool,
+            isa: options.isa,
+            activation: options.activation,
+            buffers: width.iter().map(|w| vec![0.0; w * limits.step_rows]).collect(),
+            width,
+            input: InputScratch::new(),
+            rope: Rope {
+                pairing: rope.pairing,
+                n_rot: rope.n_rot,
+                freq_base: rope.freq_base,
+                freq_scale: rope.position_scale,
+                freq_factors,
+            },
+            rope_table: RopeTable::default(),
+            attention: AttentionScratch::default(),
+            head_in: Vec::with_capacity(rows * model.config.d_model),
+            logits: vec![0.0; rows * head_rows],
+            kv: KvCache::new(options.kv_type, &program.kv, limits.pages),
+            delta,
+            delta_weights,
+            delta_scratch: DeltaScratch::default(),
+        }
+    }
+
+    /// Folds the first `log_len` logged rows of a slot into every recurrent state, and forgets the others.
+    pub fn fold(&mut self, slot: usize, log_len: usize) {
+        for (weights, layer) in self.delta_weights.iter().zip(&mut self.delta) {
+            delta_net::fold(&self.pool, self.isa, weights, layer, &[(slot, log_len)]);
+        }
+    }
+
+    /// The instruction set that everything runs on.
+    pub fn isa(&self) -> Isa {
+        self.isa
+    }
+
+    /// The first `rows` rows of a buffer.
+    pub fn rows(&self, buffer: BufferId, rows: usize) -> &[f32] {
+        &self.buffers[buffer.index()][..rows * self.width[buffer.index()]]
+    }
+
+    /// The first `rows` rows of a buffer, to be written.
+    pub fn rows_mut(&mut self, buffer: BufferId, rows: usize) -> &mut [f32] {
+        &mut self.buffers[buffer.index()][..rows * self.width[buffer.index()]]
+    }
+
+    /// Runs `ops` over the rows of `batch`.
+    pub fn run(&mut self, model: &Model, ops: &[Op], batch: &Batch<'_>) {
+        let rows = batch.token.len();
+        debug_assert_eq!(rows, batch.position.len());
+        let pool = Arc::clone(&self.pool);
+        let _pass = pool.pass();
+        self.rope.fill(batch.position, &mut self.rope_table);
+        for op in ops {
+            self.step(model, op, batch, rows);
+        }
+    }
+
+    fn step(&mut self, model: &Model, op: &Op, batch: &Batch<'_>, rows: usize) {
+        let weights = &model.weights;
+        let (pool, isa) = (Arc::clone(&self.pool), self.isa);
+        match *op {
+            Op::Embed { table, dst } => {
+                let table = weights.matrix(table);
+                let width = self.width[dst.index()];
+                for (token, row) in batch.token.iter().zip(self.rows_mut(dst, rows).chunks_exact_mut(width)) {
+                    table.dequantize_row(token.index(), row);
+                }
+            }
+            Op::RmsNorm { src, weight, dst } => {
+                let (weight, eps) = (weights.vector(weight), model.program.norm_eps);
+                if src == dst {
+                    rms_norm_in_place(&pool, isa, self.rows_mut(dst, rows), weight, eps);
+                } else {
+                    self.with(dst, rows, |m, dst| rms_norm(&pool, isa, m.rows(src, rows), weight, eps, dst));
+                }
+            }
+            Op::Concat { first, second, dst } => self.with(dst, rows, |m, dst| {
+                let (a, b) = (m.width[first.index()], m.width[second.index()]);
+                let parts = m.rows(first, rows).chunks_exact(a).zip(m.rows(second, rows).chunks_exact(b));
+                for (dst, (first, second)) in dst.chunks_exact_mut(a + b).zip(parts) {
+                    dst[..a].copy_from_slice(first);
+                    dst[a..].copy_from_slice(second);
+                }
+            }),
+            Op::MatMul { src, ref outputs } => self.matmul(model, src, outputs, rows),
+            Op::AddBias { dst, bias } => {
+                let bias = weights.vector(bias);
+                for row in self.rows_mut(dst, rows).chunks_exact_mut(bias.len()) {
+                    for (x, b) in row.iter_mut().zip(bias) {
+                        *x += b;
+                    }
+                }
+            }
+            Op::SplitGate { src, head_dim, query, gate } => self.with(query, rows, |m, query| {
+                m.with(gate, rows, |m, gate| split_halves(m.rows(src, rows), head_dim, query, gate));
+            }),
+            Op::SplitColumns { src, ref dst } => {
+                let stride = self.width[src.index()];
+                let mut first = 0;
+                for &part in dst {
+                    let width = self.width[part.index()];
+                    self.with(part, rows, |m, dst| {
+                        for (dst, src) in dst.chunks_exact_mut(width).zip(m.rows(src, rows).chunks_exact(stride)) {
+                            dst.copy_from_slice(&src[first..first + width]);
+                        }
+                    });
+                    first += width;
+                }
+            }
+            Op::Rope { buffer, head_dim } => self.with(buffer, rows, |m, x| {
+                m.rope.apply(&pool, isa, &m.rope_table, head_dim, x);
+            }),
+            Op::StoreKv { layer, key, value } => {
+                let (k_width, v_width) = (self.width[key.index()], self.width[value.index()]);
+                let (k, v) = (&self.buffers[key.index()], &self.buffers[value.index()]);
+                for s in batch.segments {
+                    let k = &k[s.rows.start * k_width..s.rows.end * k_width];
+                    let v = &v[s.rows.start * v_width..s.rows.end * v_width];
+                    self.kv.store_rows(layer, s.pages, s.position, k, v);
+                }
+            }
+            Op::Attention { layer, query, head_dim, dst } => {
+                let heads = self.width[query.index()] / head_dim;
+                let scale = 1.0 / (head_dim as f32).sqrt();
+                self.with(dst, rows, |m, dst| {
+                    let Self { kv, buffers, attention: scratch, width, .. } = m;
+                    let query = &buffers[query.index()][..rows * width[query.index()]];
+                    attention(&pool, isa, kv, layer, query, heads, batch.segments, scale, scratch, dst);
+                });
+            }
+            Op::DeltaNet { layer, qkv, gate, alpha, beta, dst } => {
+                self.with(dst, rows, |m, dst| {
+                    let Self { delta, delta_weights, delta_scratch, buffers, width, .. } = m;
+                    let rows_of = |b: BufferId| &buffers[b.index()][..rows * width[b.index()]];
+                    let inputs =
+                        DeltaInputs { qkv: rows_of(qkv), z: rows_of(gate), alpha: rows_of(alpha), beta: rows_of(beta) };
+                    let (weights, state) = (&delta_weights[layer], &mut delta[layer]);
+                    delta_net(&pool, isa, weights, state, batch.delta, inputs, delta_scratch, dst);
+                });
+            }
+            Op::SigmoidMul { dst, gate } => {
+                self.with(dst, rows, |m, dst| sigmoid_mul(&pool, isa, dst, m.rows(gate, rows)));
+            }
+            Op::SiluMul { gate, up } => self.with(gate, rows, |m, gate| silu_mul(&pool, isa, gate, m.rows(up, rows))),
+            Op::Add { dst, src } => self.with(dst, rows, |m, dst| add(&pool, isa, dst, m.rows(src, rows))),
+        }
+    }
+
+    /// Lends the rows of one buffer out of the machine, so that the others can be read meanwhile.
+    fn with(&mut self, buffer: BufferId, rows: usize, work: impl FnOnce(&mut Self, &mut [f32])) {
+        let mut taken = std::mem::take(&mut self.buffers[buffer.index()]);
+        let len = rows * self.width[buffer.index()];
+        work(self, &mut taken[..len]);
+        self.buffers[buffer.index()] = taken;
+    }
+
+    fn matmul(&mut self, model: &Model, src: BufferId, outputs: &[(MatrixId, BufferId)], rows: usize) {
+        let mut taken: Vec<Vec<f32>> =
+            outputs.iter().map(|(_, dst)| std::mem::take(&mut self.buffers[dst.index()])).collect();
+        let k = self.width[src.index()];
+        let mut input = Input::new(&mut self.input, &self.buffers[src.index()][..rows * k], rows, k);
+        let mut pairs: Vec<(&Matrix, &mut [f32])> = outputs
+            .iter()
+            .zip(&mut taken)
+            .map(|(&(matrix, dst), buffer)| {
+                (model.weights.matrix(matrix), &mut buffer[..rows * self.width[dst.index()]])
+            })
+            .collect();
+        matmul(&self.pool, self.isa, self.activation, &mut input, &mut pairs);
+        for ((_, dst), buffer) in outputs.iter().zip(taken) {
+            self.buffers[dst.index()] = buffer;
+        }
+    }
+
+    /// Logits of some rows of `src`, at most [`LOGIT_ROWS`], and their stride.
+    pub fn logits(&mut self, model: &Model, head: MatrixId, src: BufferId, rows: &[usize]) -> (&mut [f32], usize) {
+        let width = self.width[src.index()];
+        self.head_in.clear();
+        for row in rows {
+            self.head_in.extend_from_slice(&self.buffers[src.index()][row * width..(row + 1) * width]);
+        }
+        let head = model.weights.matrix(head);
+        let dst = &mut self.logits[..rows.len() * head.n()];
+        let mut input = Input::new(&mut self.input, &self.head_in, rows.len(), width);
+        matmul(&self.pool, self.isa, self.activation, &mut input, &mut [(head, &mut *dst)]);
+        (dst, head.n())
+    }
+}

@@ -1,0 +1,147 @@
+//! The CPU executor: runs steps over a model that is loaded.
+//!
+//! ```text
+//! Step ─► ops (reset, truncate, fold, copy, fork, checkpoints)
+//!      ─► MTP: fill the block's cache, draft            mtp.rs
+//!      ─► trunk: one pass over all rows                 trunk.rs, machine.rs
+//!      ─► LM head, choose, accept                       choose.rs
+//! ```
+//!
+//! It owns payload only. Which page or slot belongs to whom is the Ledger's business; what must be true of them is
+//! asserted (`cursors.rs`).
+
+mod batch;
+mod choose;
+mod cursors;
+mod machine;
+mod mtp;
+mod slots;
+mod trunk;
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Instant;
+
+use engine_kernels::ops::kv_cache::KvType;
+use engine_kernels::{Activation, Isa, Pool};
+
+use crate::ids::CheckpointId;
+use crate::limits::{Limits, STEP_ROWS_MAX, WINDOW_MAX};
+use crate::model::{Model, MtpStatus};
+use crate::sample;
+use crate::step::{Executor, Shape, Step, StepResult};
+
+use cursors::Cursors;
+use machine::Machine;
+use slots::Checkpoint;
+
+/// How a model is run. The first two decide bits; the others only time.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ExecOptions {
+    /// Storage of keys and values.
+    pub kv_type: KvType,
+    /// What activations are multiplied as.
+    pub activation: Activation,
+    /// Workers, the caller included.
+    pub threads: usize,
+    /// Instruction set of the kernels.
+    pub isa: Isa,
+}
+
+impl Default for ExecOptions {
+    fn default() -> Self {
+        Self { kv_type: KvType::F16, activation: Activation::Integer, threads: 1, isa: Isa::best() }
+    }
+}
+
+/// A model, the payload of its sequences, and the memory of one pass.
+pub struct CpuExecutor {
+    model: Arc<Model>,
+    limits: Limits,
+    shape: Shape,
+    machine: Machine,
+    cursors: Cursors,
+    checkpoints: HashMap<CheckpointId, Checkpoint>,
+    scratch: sample::Scratch,
+}
+
+impl CpuExecutor {
+    /// Sizes everything for `limits`; nothing grows with traffic afterwards.
+    ///
+    /// # Panics
+    /// If the limits exceed the constants of [`crate::limits`].
+    pub fn new(model: Arc<Model>, limits: Limits, options: ExecOptions) -> Self {
+        let pool = Arc::new(Pool::new(options.threads));
+        Self::with_pool(model, limits, options, pool)
+    }
+
+    /// As [`Self::new`], on workers that others use too; `options.threads` is theirs.
+    ///
+    /// # Panics
+    /// As [`Self::new`].
+    pub fn with_pool(model: Arc<Model>, limits: Limits, options: ExecOptions, pool: Arc<Pool>) -> Self {
+        assert!((1..=STEP_ROWS_MAX).contains(&limits.step_rows), "{} rows a step", limits.step_rows);
+        assert!(limits.window_max <= WINDOW_MAX && limits.window_max < limits.step_rows, "a window fits a step");
+        let mtp = model.program.mtp.is_some();
+        let recurrent = !model.program.delta.is_empty();
+        // A prefill chunk, the window after it, and the row before both.
+        let hidden_rows = if mtp { limits.prefill_chunk + limits.window_max + 2 } else { 0 };
+        let d_model = model.config.d_model;
+        let shape = Shape {
+            vocab: model.vocab,
+            d_model,
+            context_train: model.config.context_train,
+            mtp,
+            recurrent,
+            hidden_rows,
+        };
+        Self {
+            machine: Machine::new(&model, &limits, &options, pool),
+            cursors: Cursors::new(limits.slots, hidden_rows, d_model, recurrent),
+            checkpoints: HashMap::with_capacity(limits.checkpoints),
+            scratch: sample::Scratch::default(),
+            model,
+            limits,
+            shape,
+        }
+    }
+
+    /// The model.
+    pub fn model(&self) -> &Model {
+        &self.model
+    }
+
+    /// Where the MTP block comes from, or why there is none.
+    pub fn mtp_status(&self) -> &MtpStatus {
+        &self.model.mtp
+    }
+}
+
+impl Executor for CpuExecutor {
+    fn shape(&self) -> &Shape {
+        &self.shape
+    }
+
+    fn run(&mut self, step: &Step, out: &mut StepResult) {
+        out.clear();
+        for op in &step.ops {
+            self.apply(op);
+        }
+        if !step.mtp.state.is_empty() {
+            let started = Instant::now();
+            self.run_mtp(&step.mtp, out);
+            out.times.mtp_ns = elapsed_ns(started);
+        }
+        if !step.trunk.state.is_empty() {
+            self.run_trunk(&step.trunk, out);
+        }
+    }
+
+    fn checkpoint_bytes(&self, checkpoint: CheckpointId) -> Option<Vec<u8>> {
+        self.checkpoints.get(&checkpoint).map(Checkpoint::bytes)
+    }
+}
+
+fn elapsed_ns(since: Instant) -> u64 {
+    u64::try_from(since.elapsed().as_nanos()).unwrap_or(u64::MAX)
+}

@@ -1,0 +1,195 @@
+//! Catch-up and drafting of the MTP block.
+//!
+//! Committed rows leave K and V behind and nothing else, so they are filled without the rest of the block; the anchor
+//! and every draft step run the block whole. Sequences draft side by side: step j of all chains is one pass.
+
+use std::sync::Arc;
+
+use engine_kernels::ops::logits::{argmax, log_sum_exp};
+
+use crate::ids::TokenId;
+use crate::limits::PAGE_TOKENS;
+use crate::model::program::MtpProgram;
+use crate::step::{MtpWork, StepResult};
+
+use super::CpuExecutor;
+use super::batch::{Rows, Tables};
+use super::choose::LOGIT_ROWS;
+use super::machine::Batch;
+
+/// A chain of drafts under way.
+struct Chain {
+    segment: usize,
+    token: TokenId,
+    position: u32,
+    /// What the next step is fed; empty at the anchor, whose row is in the ring.
+    hidden: Vec<f32>,
+    drafts: Vec<(TokenId, f32)>,
+    done: bool,
+}
+
+fn tokens(work: &MtpWork, segment: usize) -> &[TokenId] {
+    &work.token[work.token_start[segment] as usize..work.token_start[segment + 1] as usize]
+}
+
+impl CpuExecutor {
+    /// Fills, then drafts.
+    ///
+    /// # Panics
+    /// If the model has no MTP block, or a segment does not continue where its sequence stands.
+    pub(super) fn run_mtp(&mut self, work: &MtpWork, out: &mut StepResult) {
+        let model = Arc::clone(&self.model);
+        let mtp = model.program.mtp.as_ref().expect("MTP work without an MTP block");
+        self.check_mtp(work);
+        let tables = Tables::new(&work.page, &work.page_start, self.limits.pages);
+
+        let mut rows = Rows::default();
+        for s in 0..work.state.len() {
+            let tokens = tokens(work, s);
+            // The anchor of a chain is run whole below.
+            let whole = usize::from(work.depth[s] > 0 && !work.probe);
+            for (i, &token) in tokens[..tokens.len() - whole].iter().enumerate() {
+                if rows.len() == self.limits.step_rows {
+                    self.fill(mtp, work, &tables, &mut rows, out);
+                }
+                rows.push(s, token, work.position[s] + i as u32);
+            }
+        }
+        self.fill(mtp, work, &tables, &mut rows, out);
+
+        let anchor = |s: usize| {
+            let tokens = tokens(work, s);
+            Chain {
+                segment: s,
+                token: tokens[tokens.len() - 1],
+                position: work.position[s] + tokens.len() as u32 - 1,
+                hidden: Vec::new(),
+                drafts: Vec::new(),
+                done: false,
+            }
+        };
+        let mut chains: Vec<Chain> = (0..work.state.len()).filter(|&s| work.depth[s] > 0).map(anchor).collect();
+        while chains.iter().any(|c| !c.done) {
+            for group in chains.chunks_mut(LOGIT_ROWS.min(self.limits.step_rows)) {
+                self.draft_step(mtp, work, &tables, group, out);
+            }
+        }
+
+        out.draft_start.push(0);
+        let mut chains = chains.into_iter().peekable();
+        for s in 0..work.state.len() {
+            if let Some(chain) = chains.next_if(|c| c.segment == s) {
+                out.draft.extend(chain.drafts.iter().map(|d| d.0));
+                out.draft_prob.extend(chain.drafts.iter().map(|d| d.1));
+            }
+            out.draft_start.push(out.draft.len() as u32);
+            self.cursors.filled(work.state[s], work.position[s] + tokens(work, s).len() as u32);
+        }
+    }
+
+    fn check_mtp(&self, work: &MtpWork) {
+        for (s, &state) in work.state.iter().enumerate() {
+            assert!(!work.state[..s].contains(&state), "{state} twice in one MTP pass");
+            let cursor = self.cursors.get(state);
+            let count = tokens(work, s).len() as u32;
+            assert_eq!(work.position[s], cursor.mtp_len, "{state}: MTP rows continue the MTP cache");
+            assert!(count > 0 || work.depth[s] == 0, "{state}: a chain starts at a token");
+            // The row of the anchor, position kv_len, is fed h_(kv_len - 1); nothing is known beyond it.
+            assert!(work.position[s] + count <= cursor.kv_len + 1, "{state}: MTP rows past the trunk's hidden rows");
+            let positions = (work.position[s] + count + work.depth[s].saturating_sub(1)) as usize;
+            let pages = (work.page_start[s + 1] - work.page_start[s]) as usize;
+            assert!(positions <= pages * PAGE_TOKENS, "{state}: {pages} pages for {positions} MTP positions");
+        }
+    }
+
+    /// Runs the collected rows for their K and V, or whole where the probe wants their logits; then forgets them.
+    fn fill(&mut self, mtp: &MtpProgram, work: &MtpWork, tables: &Tables, rows: &mut Rows, out: &mut StepResult) {
+        if rows.len() == 0 {
+            return;
+        }
+        let d = self.model.config.d_model;
+        let hidden = self.machine.rows_mut(mtp.hidden_in, rows.len());
+        for (segment, run) in &rows.runs {
+            for row in run.clone() {
+                let dst = &mut hidden[row * d..(row + 1) * d];
+                self.cursors.hidden_before(work.state[*segment], rows.position[row], dst);
+            }
+        }
+        let segments = rows.segments(tables);
+        let batch = Batch { token: &rows.token, position: &rows.position, segments: &segments, delta: &[] };
+        let ops = if work.probe { &mtp.block } else { &mtp.fill };
+        self.machine.run(&self.model, ops, &batch);
+        if work.probe {
+            let all: Vec<usize> = (0..rows.len()).collect();
+            for some in all.chunks(LOGIT_ROWS) {
+                self.export(mtp, some, out);
+            }
+        }
+        rows.clear();
+    }
+
+    fn export(&mut self, mtp: &MtpProgram, rows: &[usize], out: &mut StepResult) {
+        let (logits, stride) = self.machine.logits(&self.model, mtp.head, mtp.hidden_out, rows);
+        for row in logits.chunks_exact(stride) {
+            out.mtp_logits.extend_from_slice(&row[..self.model.vocab]);
+        }
+    }
+
+    /// One more draft for every chain of the group that goes on.
+    fn draft_step(
+        &mut self,
+        mtp: &MtpProgram,
+        work: &MtpWork,
+        tables: &Tables,
+        group: &mut [Chain],
+        out: &mut StepResult,
+    ) {
+        let d = self.model.config.d_model;
+        let mut rows = Rows::default();
+        let mut active: Vec<&mut Chain> = group.iter_mut().filter(|c| !c.done).collect();
+        if active.is_empty() {
+            return;
+        }
+        let hidden = self.machine.rows_mut(mtp.hidden_in, active.len());
+        for (chain, dst) in active.iter().zip(hidden.chunks_exact_mut(d)) {
+            rows.push(chain.segment, chain.token, chain.position);
+            match chain.hidden.is_empty() {
+                true => self.cursors.hidden_before(work.state[chain.segment], chain.position, dst),
+                false => dst.copy_from_slice(&chain.hidden),
+            }
+        }
+        let segments = rows.segments(tables);
+        let batch = Batch { token: &rows.token, position: &rows.position, segments: &segments, delta: &[] };
+        self.machine.run(&self.model, &mtp.block, &batch);
+
+        let all: Vec<usize> = (0..rows.len()).collect();
+        // The probe has the anchors' logits already: they were among its catch-up rows.
+        if work.probe && active.iter().any(|c| !c.hidden.is_empty()) {
+            self.export(mtp, &all, out);
+        }
+        let isa = self.machine.isa();
+        let vocab = self.model.vocab;
+        let (logits, stride) = self.machine.logits(&self.model, mtp.head, mtp.hidden_out, &all);
+        for (chain, row) in active.iter_mut().zip(logits.chunks_exact(stride)) {
+            let row = &row[..vocab];
+            let (Some((token, logit)), Some(lse)) = (argmax(isa, row), log_sum_exp(isa, row)) else {
+                chain.done = true; // nothing finite to draft; the target will say so itself
+                continue;
+            };
+            let prob = (logit - lse).exp();
+            if prob < work.p_min[chain.segment] {
+                chain.done = true;
+                continue;
+            }
+            chain.drafts.push((TokenId(token), prob));
+            chain.token = TokenId(token);
+            chain.position += 1;
+            chain.done = chain.drafts.len() == work.depth[chain.segment] as usize;
+        }
+        let hidden = self.machine.rows(mtp.hidden_out, active.len());
+        for (chain, row) in active.iter_mut().zip(hidden.chunks_exact(d)) {
+            chain.hidden.clear();
+            chain.hidden.extend_from_slice(row);
+        }
+    }
+}

@@ -1,0 +1,93 @@
+//! Slot operations: what happens to a sequence's payload before anything is computed.
+
+use crate::ids::StateSlot;
+use crate::step::SlotOp;
+
+use super::CpuExecutor;
+
+/// A saved sequence: everything but its pages.
+pub(super) struct Checkpoint {
+    kv_len: u32,
+    /// Recurrent layers, one after the other.
+    state: Vec<f32>,
+    /// The pending hidden row h_(kv_len - 1); empty without an MTP block.
+    hidden: Vec<f32>,
+}
+
+impl Checkpoint {
+    /// `kv_len u32 | state | hidden`, little-endian.
+    pub(super) fn bytes(&self) -> Vec<u8> {
+        let mut out = self.kv_len.to_le_bytes().to_vec();
+        for x in self.state.iter().chain(&self.hidden) {
+            out.extend_from_slice(&x.to_le_bytes());
+        }
+        out
+    }
+}
+
+impl CpuExecutor {
+    pub(super) fn apply(&mut self, op: &SlotOp) {
+        match *op {
+            SlotOp::Reset { state } => {
+                self.cursors.reset(state);
+                for layer in &mut self.machine.delta {
+                    layer.reset(state.index());
+                }
+            }
+            SlotOp::Truncate { state, kv_len } => self.cursors.truncate(state, kv_len),
+            SlotOp::Fold { state } => self.fold(state),
+            SlotOp::CopyPage { from, to } => self.machine.kv.copy_page(from.0, to.0),
+            SlotOp::Fork { from, to } => {
+                self.cursors.copy(from, to);
+                for layer in &mut self.machine.delta {
+                    layer.copy_slot(from.index(), to.index());
+                }
+            }
+            SlotOp::Save { state, checkpoint } => {
+                self.fold(state);
+                let saved = self.save(state);
+                assert!(self.checkpoints.len() < self.limits.checkpoints, "more checkpoints than the limit allows");
+                let before = self.checkpoints.insert(checkpoint, saved);
+                assert!(before.is_none(), "{checkpoint} is taken");
+            }
+            SlotOp::Restore { checkpoint, state } => self.restore(checkpoint, state),
+            SlotOp::Drop { checkpoint } => {
+                let gone = self.checkpoints.remove(&checkpoint);
+                assert!(gone.is_some(), "{checkpoint} is not there to be dropped");
+            }
+        }
+    }
+
+    fn fold(&mut self, state: StateSlot) {
+        self.machine.fold(state.index(), self.cursors.get(state).log_len() as usize);
+        self.cursors.folded(state);
+    }
+
+    fn save(&self, state: StateSlot) -> Checkpoint {
+        let cursor = self.cursors.get(state);
+        let mut hidden = Vec::new();
+        if self.shape.mtp {
+            assert!(cursor.mtp_len >= cursor.kv_len, "{state}: saved with {} of {} MTP rows", cursor.mtp_len, cursor.kv_len);
+            hidden.resize(self.shape.d_model, 0.0);
+            self.cursors.hidden_before(state, cursor.kv_len, &mut hidden);
+        }
+        let mut payload = Vec::new();
+        for layer in &self.machine.delta {
+            layer.save(state.index(), &mut payload);
+        }
+        Checkpoint { kv_len: cursor.kv_len, state: payload, hidden }
+    }
+
+    fn restore(&mut self, checkpoint: crate::ids::CheckpointId, state: StateSlot) {
+        let Self { checkpoints, cursors, machine, .. } = self;
+        let saved = checkpoints.get(&checkpoint).unwrap_or_else(|| panic!("{checkpoint} is not there to be restored"));
+        cursors.restore(state, saved.kv_len, &saved.hidden);
+        let mut rest = saved.state.as_slice();
+        for layer in &mut machine.delta {
+            let (own, others) = rest.split_at(layer.dims().saved_len());
+            layer.restore(state.index(), own);
+            rest = others;
+        }
+        assert!(rest.is_empty(), "{checkpoint} has the layers of this model");
+    }
+}

@@ -1,0 +1,119 @@
+//! One trunk pass over the rows of all sequences, then the choice of tokens.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use engine_kernels::ops::delta_net::DeltaSegment;
+
+use crate::ids::TokenId;
+use crate::limits::PAGE_TOKENS;
+use crate::step::{StepResult, TrunkWork};
+
+use super::batch::{Rows, Tables};
+use super::choose::{blocks, decide, runs};
+use super::machine::Batch;
+use super::{CpuExecutor, elapsed_ns};
+
+impl CpuExecutor {
+    /// Runs every row through the trunk, folds and logs, keeps hidden rows, and decides the ruled rows.
+    ///
+    /// # Panics
+    /// If a segment does not continue where its sequence stands.
+    pub(super) fn run_trunk(&mut self, work: &TrunkWork, out: &mut StepResult) {
+        let started = Instant::now();
+        let model = Arc::clone(&self.model);
+        self.check_trunk(work);
+        let tables = Tables::new(&work.page, &work.page_start, self.limits.pages);
+        let mut rows = Rows::default();
+        let mut delta = Vec::with_capacity(work.state.len());
+        for (s, &state) in work.state.iter().enumerate() {
+            let range = work.row_start[s] as usize..work.row_start[s + 1] as usize;
+            for (i, &token) in work.token[range.clone()].iter().enumerate() {
+                rows.push(s, token, work.position[s] + i as u32);
+            }
+            if self.shape.recurrent {
+                delta.push(DeltaSegment {
+                    slot: state.index(),
+                    rows: range,
+                    log_len: self.cursors.get(state).log_len() as usize,
+                    committed: work.committed[s] as usize,
+                });
+            }
+        }
+        let segments = rows.segments(&tables);
+        let batch = Batch { token: &rows.token, position: &rows.position, segments: &segments, delta: &delta };
+        self.machine.run(&model, &model.program.trunk, &batch);
+        self.advance(work);
+        out.times.trunk_ns = elapsed_ns(started);
+        self.decide_all(work, out);
+        out.times.trunk_ns = elapsed_ns(started) - out.times.choose_ns;
+    }
+
+    fn check_trunk(&self, work: &TrunkWork) {
+        let vocab_rows = self.model.weights.matrix(self.model.program.head).n();
+        assert!(work.token.len() <= self.limits.step_rows, "{} rows in a step", work.token.len());
+        assert!(work.token.iter().all(|t| (t.0 as usize) < vocab_rows), "a token outside the vocabulary");
+        for (s, &state) in work.state.iter().enumerate() {
+            assert!(!work.state[..s].contains(&state), "{state} twice in one trunk pass");
+            let cursor = self.cursors.get(state);
+            let rows = work.row_start[s + 1] - work.row_start[s];
+            assert_eq!(work.position[s], cursor.kv_len, "{state}: rows continue the KV cache");
+            assert!((1..=rows).contains(&work.committed[s]), "{state}: {} of {rows} rows committed", work.committed[s]);
+            let drafts = (rows - work.committed[s]) as usize;
+            assert!(drafts <= self.limits.window_max, "{state}: a window of {drafts} drafts");
+            let pages = (work.page_start[s + 1] - work.page_start[s]) as usize;
+            let positions = (work.position[s] + rows) as usize;
+            assert!(positions <= pages * PAGE_TOKENS, "{state}: {pages} pages for {positions} positions");
+        }
+    }
+
+    fn advance(&mut self, work: &TrunkWork) {
+        let d = self.shape.d_model;
+        let hidden = self.machine.rows(self.model.program.hidden, work.token.len());
+        for (s, &state) in work.state.iter().enumerate() {
+            let rows = work.row_start[s]..work.row_start[s + 1];
+            self.cursors.advance(state, rows.end - rows.start, work.committed[s]);
+            for (i, row) in rows.enumerate() {
+                let row = &hidden[row as usize * d..(row as usize + 1) * d];
+                self.cursors.keep_hidden(state, work.position[s] + i as u32, row);
+            }
+        }
+    }
+
+    fn decide_all(&mut self, work: &TrunkWork, out: &mut StepResult) {
+        let segments = work.state.len();
+        out.accepted.resize(segments, 0);
+        out.next.resize(segments, TokenId::NONE);
+        out.fault.resize(segments, None);
+        out.top_start.push(0);
+        let program = &self.model.program;
+        let (d, vocab) = (self.shape.d_model, self.model.vocab);
+        let runs = runs(work);
+        for block in blocks(&runs) {
+            let block = &runs[block];
+            let rules = block[0].rules.start..block[block.len() - 1].rules.end;
+            let rows: Vec<usize> = work.rules.row[rules].iter().map(|&r| r as usize).collect();
+            if work.rules.probe {
+                let hidden = self.machine.rows(program.hidden, work.token.len());
+                for row in &rows {
+                    out.hidden.extend_from_slice(&hidden[row * d..(row + 1) * d]);
+                }
+            }
+            let (logits, stride) = self.machine.logits(&self.model, program.head, program.hidden, &rows);
+            if work.rules.probe {
+                for row in logits.chunks_exact(stride) {
+                    out.logits.extend_from_slice(&row[..vocab]);
+                }
+            }
+            let started = Instant::now();
+            let mut first = 0;
+            for run in block {
+                let len = run.rules.len();
+                let logits = &mut logits[first * stride..(first + len) * stride];
+                decide(work, run, logits, stride, vocab, &mut self.scratch, out);
+                first += len;
+            }
+            out.times.choose_ns += elapsed_ns(started);
+        }
+    }
+}

@@ -1,0 +1,256 @@
+//! What the program builders of all architectures share: asking for tensors, and the stock pieces of a block.
+
+use engine_kernels::ops::delta_state::{DeltaDims, HeadMap};
+use engine_kernels::ops::kv_cache::KvGeometry;
+
+use super::config::{Block, Config};
+use super::program::{BufferId, Buffers, DeltaGeometry, MatrixId, Op, VectorId};
+use super::tensors::{Source, Wants};
+
+/// Writes operation lists down while it collects the tensors and buffers they need.
+pub struct Builder<'a> {
+    /// Hyperparameters of the model whose blocks are written.
+    pub config: &'a Config,
+    /// Tensors asked for so far.
+    pub wants: Wants<'a>,
+    /// Buffers asked for so far.
+    pub buffers: Buffers,
+    /// Attention layers so far.
+    pub kv: Vec<KvGeometry>,
+    /// Recurrent layers so far.
+    pub delta: Vec<DeltaGeometry>,
+}
+
+/// Projections that stand before an attention: plain queries, or per head a query and its output gate.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Query {
+    /// `[heads][head_dim]`.
+    Plain,
+    /// `[heads][2][head_dim]`, query then gate.
+    Gated,
+}
+
+impl Query {
+    fn width(self, block: &Block, head_dim: usize) -> usize {
+        match self {
+            Self::Plain => block.heads * head_dim,
+            Self::Gated => 2 * block.heads * head_dim,
+        }
+    }
+}
+
+impl<'a> Builder<'a> {
+    /// An empty one.
+    pub fn new(config: &'a Config, wants: Wants<'a>) -> Self {
+        Self { config, wants, buffers: Buffers::default(), kv: Vec::new(), delta: Vec::new() }
+    }
+
+    /// A buffer as wide as a hidden row.
+    pub fn row(&mut self, name: &'static str) -> BufferId {
+        self.buffers.get(name, self.config.d_model)
+    }
+
+    /// dst = rms(src) * the vector `name` of a hidden row's width.
+    pub fn norm(&mut self, ops: &mut Vec<Op>, from: Source, name: &str, src: BufferId, dst: BufferId) {
+        let weight = self.wants.vector(from, name, self.config.d_model);
+        ops.push(Op::RmsNorm { src, weight, dst });
+    }
+
+    /// Adds the vector `name` if the file has it.
+    pub fn bias(&mut self, ops: &mut Vec<Op>, from: Source, name: &str, dst: BufferId, width: usize) {
+        if let Some(bias) = self.wants.optional_vector(from, name, width) {
+            ops.push(Op::AddBias { dst, bias });
+        }
+    }
+
+    /// Registers an attention layer of the cache.
+    pub fn kv_layer(&mut self, block: &Block) -> usize {
+        self.kv.push(KvGeometry { kv_heads: block.kv_heads, head_dim: self.config.head_dim });
+        self.kv.len() - 1
+    }
+
+    /// `src` to raw query, key and value buffers, biases included; one fused matrix or three.
+    pub fn project(&mut self, ops: &mut Vec<Op>, at: Place<'_>, src: BufferId) -> (BufferId, BufferId, BufferId) {
+        let Place { from, prefix, block, query_kind } = at;
+        let d = self.config.d_model;
+        let width = query_kind.width(block, self.config.head_dim);
+        let raw = self.buffers.get("query_raw", width);
+        if let Some((key, value)) = self.project_fused(ops, at, src, raw, width) {
+            return (raw, key, value);
+        }
+        let weight = self.wants.matrix(from, &format!("{prefix}.attn_q.weight"), width, d);
+        let (mut outputs, key, value) = self.key_value(at);
+        outputs.insert(0, (weight, raw));
+        ops.push(Op::MatMul { src, outputs });
+        self.bias(ops, from, &format!("{prefix}.attn_q.bias"), raw, width);
+        self.key_value_bias(ops, at, key, value);
+        (raw, key, value)
+    }
+
+    /// The key and value half of [`Self::project`].
+    pub fn project_kv(&mut self, ops: &mut Vec<Op>, at: Place<'_>, src: BufferId) -> (BufferId, BufferId) {
+        let width = at.query_kind.width(at.block, self.config.head_dim);
+        let raw = self.buffers.get("query_raw", width);
+        if let Some(both) = self.project_fused(ops, at, src, raw, width) {
+            return both;
+        }
+        let (outputs, key, value) = self.key_value(at);
+        ops.push(Op::MatMul { src, outputs });
+        self.key_value_bias(ops, at, key, value);
+        (key, value)
+    }
+
+    fn project_fused(
+        &mut self,
+        ops: &mut Vec<Op>,
+        at: Place<'_>,
+        src: BufferId,
+        raw: BufferId,
+        query_width: usize,
+    ) -> Option<(BufferId, BufferId)> {
+        let Place { from, prefix, block, .. } = at;
+        let name = format!("{prefix}.attn_qkv.weight");
+        if !self.wants.has(from, &name) {
+            return None;
+        }
+        let kv_width = block.kv_heads * self.config.head_dim;
+        let width = query_width + 2 * kv_width;
+        let weight = self.wants.matrix(from, &name, width, self.config.d_model);
+        let all = self.buffers.get("qkv", width);
+        let key = self.buffers.get("key", kv_width);
+        let value = self.buffers.get("value", kv_width);
+        ops.push(Op::MatMul { src, outputs: vec![(weight, all)] });
+        self.bias(ops, from, &format!("{prefix}.attn_qkv.bias"), all, width);
+        ops.push(Op::SplitColumns { src: all, dst: vec![raw, key, value] });
+        Some((key, value))
+    }
+
+    fn key_value(&mut self, at: Place<'_>) -> (Vec<(MatrixId, BufferId)>, BufferId, BufferId) {
+        let Place { from, prefix, block, .. } = at;
+        let d = self.config.d_model;
+        let width = block.kv_heads * self.config.head_dim;
+        let key = self.buffers.get("key", width);
+        let value = self.buffers.get("value", width);
+        let key_weight = self.wants.matrix(from, &format!("{prefix}.attn_k.weight"), width, d);
+        let value_weight = self.wants.matrix(from, &format!("{prefix}.attn_v.weight"), width, d);
+        (vec![(key_weight, key), (value_weight, value)], key, value)
+    }
+
+    fn key_value_bias(&mut self, ops: &mut Vec<Op>, at: Place<'_>, key: BufferId, value: BufferId) {
+        let Place { from, prefix, block, .. } = at;
+        let width = block.kv_heads * self.config.head_dim;
+        self.bias(ops, from, &format!("{prefix}.attn_k.bias"), key, width);
+        self.bias(ops, from, &format!("{prefix}.attn_v.bias"), value, width);
+    }
+
+    /// Attention, then the output projection, added onto `residual`.
+    pub fn attend(
+        &mut self,
+        ops: &mut Vec<Op>,
+        at: Place<'_>,
+        layer: usize,
+        query: BufferId,
+        gate: Option<BufferId>,
+        residual: BufferId,
+    ) {
+        let Place { from, prefix, block, .. } = at;
+        let head_dim = self.config.head_dim;
+        let width = block.heads * head_dim;
+        let d = self.config.d_model;
+        let mixed = self.buffers.get("mixed", width);
+        let out = self.row("out");
+        ops.push(Op::Attention { layer, query, head_dim, dst: mixed });
+        if let Some(gate) = gate {
+            ops.push(Op::SigmoidMul { dst: mixed, gate });
+        }
+        let weight = self.wants.matrix(from, &format!("{prefix}.attn_output.weight"), d, width);
+        ops.push(Op::MatMul { src: mixed, outputs: vec![(weight, out)] });
+        self.bias(ops, from, &format!("{prefix}.attn_output.bias"), out, d);
+        ops.push(Op::Add { dst: residual, src: out });
+    }
+
+    /// Norm, gated FFN, added onto `residual`.
+    pub fn ffn(&mut self, ops: &mut Vec<Op>, at: Place<'_>, norm: &str, residual: BufferId) {
+        let Place { from, prefix, block, .. } = at;
+        let d = self.config.d_model;
+        let normed = self.row("normed");
+        let out = self.row("out");
+        let gate = self.buffers.get("ffn_gate", block.ffn);
+        let up = self.buffers.get("ffn_up", block.ffn);
+        let name = |part: &str| format!("{prefix}.{part}");
+        self.norm(ops, from, &name(norm), residual, normed);
+        let gate_weight = self.wants.matrix(from, &name("ffn_gate.weight"), block.ffn, d);
+        let up_weight = self.wants.matrix(from, &name("ffn_up.weight"), block.ffn, d);
+        ops.push(Op::MatMul { src: normed, outputs: vec![(gate_weight, gate), (up_weight, up)] });
+        self.bias(ops, from, &name("ffn_gate.bias"), gate, block.ffn);
+        self.bias(ops, from, &name("ffn_up.bias"), up, block.ffn);
+        ops.push(Op::SiluMul { gate, up });
+        let down = self.wants.matrix(from, &name("ffn_down.weight"), d, block.ffn);
+        ops.push(Op::MatMul { src: gate, outputs: vec![(down, out)] });
+        self.bias(ops, from, &name("ffn_down.bias"), out, d);
+        ops.push(Op::Add { dst: residual, src: out });
+    }
+
+    /// The token table; its number of rows is the file's own.
+    pub fn embedding(&mut self) -> (MatrixId, usize) {
+        let rows = self.wants.rows_of(Source::Model, "token_embd.weight").unwrap_or(0);
+        let table = self.wants.matrix(Source::Model, "token_embd.weight", rows, self.config.d_model);
+        (table, rows)
+    }
+
+    /// The LM head: `output`, or the token table when the file has none (tied).
+    pub fn head(&mut self, table: MatrixId, rows: usize) -> MatrixId {
+        self.wants.optional_matrix(Source::Model, "output.weight", rows, self.config.d_model).unwrap_or(table)
+    }
+
+    /// Divisors of the rotary angles, if the file has them or says that it should (`llama3`).
+    pub fn rope_factors(&mut self) -> Option<VectorId> {
+        let name = "rope_freqs.weight";
+        let pairs = self.config.rope.n_rot / 2;
+        match self.config.rope.needs_factors {
+            true => Some(self.wants.vector(Source::Model, name, pairs)),
+            false => self.wants.optional_vector(Source::Model, name, pairs),
+        }
+    }
+
+    /// Registers a recurrent layer with its small weights.
+    ///
+    /// # Panics
+    /// If the configuration has no delta net: it has one whenever a block is one.
+    pub fn delta_layer(&mut self, prefix: &str) -> usize {
+        let delta = self.config.delta.expect("a delta net block implies a delta net geometry");
+        let name = |part: &str| format!("{prefix}.{part}");
+        let a = self.wants.vector(Source::Model, &name("ssm_a"), delta.value_heads);
+        self.wants.expect_negative(a);
+        let geometry = DeltaGeometry {
+            dims: DeltaDims {
+                key_heads: delta.key_heads,
+                value_heads: delta.value_heads,
+                key_dim: delta.head_dim,
+                value_dim: delta.head_dim,
+                conv_taps: delta.conv_taps,
+                eps: self.config.norm_eps,
+                head_map: HeadMap::Tiled,
+            },
+            conv: self.wants.taps(Source::Model, &name("ssm_conv1d.weight"), delta.conv_taps, delta.channels()),
+            a,
+            dt_bias: self.wants.vector(Source::Model, &name("ssm_dt.bias"), delta.value_heads),
+            norm: self.wants.vector(Source::Model, &name("ssm_norm.weight"), delta.head_dim),
+        };
+        self.delta.push(geometry);
+        self.delta.len() - 1
+    }
+}
+
+/// Which block is being written, and where its tensors are.
+#[derive(Clone, Copy)]
+pub struct Place<'a> {
+    /// The file.
+    pub from: Source,
+    /// `blk.N`.
+    pub prefix: &'a str,
+    /// Its geometry.
+    pub block: &'a Block,
+    /// Packing of the query projection.
+    pub query_kind: Query,
+}

@@ -1,0 +1,96 @@
+//! Why a model file is refused. Each message names the file's key or tensor, what was found, what was expected.
+
+use thiserror::Error;
+
+/// A refused model file.
+#[derive(Debug, Error)]
+pub enum ModelError {
+    /// An architecture that cannot be run.
+    #[error("{file}: general.architecture = {found} cannot be run; this engine runs {supported}")]
+    Architecture {
+        /// Path of the file.
+        file: String,
+        /// In the file.
+        found: String,
+        /// What could be run.
+        supported: String,
+    },
+    /// A legal value that this engine does not implement.
+    #[error("{file}: key {key} asks for {found}, which this engine does not implement; it does {supported}")]
+    Unsupported {
+        /// Path of the file.
+        file: String,
+        /// Its full name.
+        key: String,
+        /// The value.
+        found: String,
+        /// What is supported.
+        supported: String,
+    },
+    /// The file is an MTP sidecar.
+    #[error(
+        "{file}: holds only block {block} of a {arch} model (an MTP sidecar); \
+         give the model itself, and this file as the draft model"
+    )]
+    Sidecar {
+        /// Path of the file.
+        file: String,
+        /// Architecture.
+        arch: &'static str,
+        /// The one block.
+        block: usize,
+    },
+    /// A draft file that does not fit its target.
+    #[error("{file}: does not fit the model it shall draft for: {what} is {draft} here and {target} in the model")]
+    Mismatch {
+        /// Path of the draft file.
+        file: String,
+        /// What was compared.
+        what: String,
+        /// Its value in the draft file.
+        draft: String,
+        /// Its value in the model.
+        target: String,
+    },
+    /// A draft file that is no sidecar.
+    #[error("{file}: cannot be used as a draft model: {reason}")]
+    NotASidecar {
+        /// Path of the draft file.
+        file: String,
+        /// Why.
+        reason: String,
+    },
+    /// Tensors that are multiplied onto the products of others.
+    #[error("{file}: {count} tensors (such as {example}) scale other tensors, which is not computed; use another file")]
+    Scales {
+        /// Path of the file.
+        file: String,
+        /// How many.
+        count: usize,
+        /// One of them.
+        example: String,
+    },
+    /// Values that no correct file holds.
+    #[error("{file}: tensor {tensor} {reason}; convert the model again")]
+    Values {
+        /// Path of the file.
+        file: String,
+        /// Its name.
+        tensor: String,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// Missing, mistyped or contradictory metadata, tensors that do not fit, or a file that cannot be read.
+    #[error(transparent)]
+    File(#[from] engine_io::Error),
+    /// A matrix that the kernels refuse.
+    #[error("{file}: tensor {tensor}: {reason}")]
+    Matrix {
+        /// Path of the file.
+        file: String,
+        /// Its name.
+        tensor: String,
+        /// The kernels' own words.
+        reason: engine_kernels::ShapeError,
+    },
+}

@@ -1,0 +1,100 @@
+//! Metadata of one architecture: its keys without their prefix, values as `usize` within stated ranges.
+
+use std::fmt::Display;
+use std::ops::RangeInclusive;
+
+use engine_io::gguf::keys::arch as full_name;
+use engine_io::gguf::{LayerCounts, Meta};
+
+use super::config::Arch;
+use super::error::ModelError;
+
+/// Reads `ARCH.name` keys.
+pub struct Keys<'a> {
+    /// All metadata of the file.
+    pub meta: &'a Meta,
+    /// Blocks, and how many of them are NextN.
+    pub counts: LayerCounts,
+    arch: Arch,
+}
+
+impl<'a> Keys<'a> {
+    /// # Errors
+    /// If the block counts are absent or contradict each other.
+    pub fn new(meta: &'a Meta, arch: Arch) -> Result<Self, ModelError> {
+        let counts = LayerCounts::read(meta, arch.name())?;
+        Ok(Self { meta, counts, arch })
+    }
+
+    /// The key as it stands in the file.
+    pub fn full(&self, key: &str) -> String {
+        full_name(self.arch.name(), key)
+    }
+
+    /// An integer of any width, if present.
+    ///
+    /// # Errors
+    /// Wrong type or out of range.
+    pub fn optional(&self, key: &str, range: RangeInclusive<usize>) -> Result<Option<usize>, ModelError> {
+        let Some(value) = self.meta.get_u64(&self.full(key))? else { return Ok(None) };
+        self.within(key, value, range).map(Some)
+    }
+
+    /// An integer of any width.
+    ///
+    /// # Errors
+    /// Absent, wrong type or out of range.
+    pub fn require(&self, key: &str, range: RangeInclusive<usize>) -> Result<usize, ModelError> {
+        let name = self.full(key);
+        let value = self.meta.require(&name, self.meta.get_u64(&name))?;
+        self.within(key, value, range)
+    }
+
+    /// An integer per block; a scalar holds for all of them. An array of the trunk's length gives a NextN block the
+    /// largest entry: recurrent blocks say 0 heads, and a NextN block is none.
+    ///
+    /// # Errors
+    /// Wrong type, out of range, or an array of another length than the model has blocks.
+    pub fn per_block(&self, key: &str, range: RangeInclusive<usize>) -> Result<Option<Vec<usize>>, ModelError> {
+        let name = self.full(key);
+        let head = match self.meta.get(&name) {
+            Some(engine_io::gguf::Value::Array(_)) => self.meta.get_u32_array(&name)?.and_then(|a| a.into_iter().max()),
+            _ => None,
+        };
+        let Some(values) = self.counts.per_layer_u32(self.meta, &name, head.unwrap_or(0))? else { return Ok(None) };
+        values.into_iter().map(|v| self.within(key, u64::from(v), range.clone())).collect::<Result<_, _>>().map(Some)
+    }
+
+    /// A finite float, if present.
+    ///
+    /// # Errors
+    /// Wrong type or not finite.
+    pub fn float(&self, key: &str) -> Result<Option<f32>, ModelError> {
+        Ok(self.meta.get_f32(&self.full(key))?)
+    }
+
+    fn within(&self, key: &str, value: u64, range: RangeInclusive<usize>) -> Result<usize, ModelError> {
+        let found = usize::try_from(value).ok().filter(|v| range.contains(v));
+        found.ok_or_else(|| self.range(key, value, format!("{} to {}", range.start(), range.end())))
+    }
+
+    /// The error of an absent key.
+    pub fn missing(&self, key: &str) -> ModelError {
+        engine_io::Error::MissingKey { file: self.meta.file().into(), key: self.full(key) }.into()
+    }
+
+    /// The error of a value that its use or another key does not allow.
+    pub fn range(&self, key: &str, found: impl Display, expected: impl Display) -> ModelError {
+        self.meta.out_of_range(&self.full(key), found, expected).into()
+    }
+
+    /// The error of a legal value that is not implemented.
+    pub fn unsupported(&self, key: &str, found: &str, supported: &str) -> ModelError {
+        ModelError::Unsupported {
+            file: self.meta.file().to_owned(),
+            key: self.full(key),
+            found: found.to_owned(),
+            supported: supported.to_owned(),
+        }
+    }
+}

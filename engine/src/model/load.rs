@@ -1,0 +1,149 @@
+//! Opens a model: metadata to configuration, tensor directory to plan, tensor bytes to matrices.
+//!
+//! Matrices are views of the file; nothing is copied but the small vectors, and what [`Repack`] asks for.
+
+use std::sync::Arc;
+
+use engine_io::ModelFile;
+use engine_kernels::Matrix;
+
+use super::config::Config;
+use super::error::ModelError;
+use super::plan::{FileView, MtpStatus, Plan};
+use super::program::{MatrixId, Program, VectorId};
+use super::tensors::{Inventory, Source};
+
+/// Whether matrices are copied into the kernels' own layout. Results are the same bits either way.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Repack {
+    /// Where the kernels measurably gain and the copy stays below [`AUTO_BYTES`] in all.
+    #[default]
+    Auto,
+    /// Every matrix.
+    On,
+    /// None: weights stay in the mapped file.
+    Off,
+}
+
+/// Copies of [`Repack::Auto`] in all.
+pub const AUTO_BYTES: u64 = 2 << 30;
+
+/// Settings of [`Model::load`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct LoadOptions {
+    /// Layout of the matrices.
+    pub repack: Repack,
+    /// Refuse a file with tensors that nothing reads.
+    pub strict: bool,
+}
+
+/// Weights in order of their ids.
+pub struct Weights {
+    matrices: Vec<Matrix>,
+    vectors: Vec<Vec<f32>>,
+}
+
+impl Weights {
+    /// A matrix.
+    pub fn matrix(&self, id: MatrixId) -> &Matrix {
+        &self.matrices[id.index()]
+    }
+
+    /// A vector.
+    pub fn vector(&self, id: VectorId) -> &[f32] {
+        &self.vectors[id.index()]
+    }
+
+    /// Bytes that one pass over all matrices reads.
+    pub fn bytes(&self) -> u64 {
+        self.matrices.iter().map(|m| m.bytes() as u64).sum()
+    }
+}
+
+/// A model that can be run.
+pub struct Model {
+    /// Hyperparameters.
+    pub config: Config,
+    /// Operations.
+    pub program: Program,
+    /// Weights.
+    pub weights: Weights,
+    /// Ids that may be chosen: `0..vocab`.
+    pub vocab: usize,
+    /// Where the MTP block comes from, or why there is none.
+    pub mtp: MtpStatus,
+    /// Tensors that no operation reads.
+    pub unexpected: Vec<String>,
+}
+
+impl Model {
+    /// Loads `model`, with the MTP block of `draft` if given.
+    ///
+    /// # Errors
+    /// [`ModelError`]: the first contradiction of the metadata, or everything that is wrong with the tensors.
+    pub fn load(model: &ModelFile, draft: Option<&ModelFile>, options: LoadOptions) -> Result<Self, ModelError> {
+        let config = Config::read(model.meta())?;
+        let draft_config = draft.map(|d| Config::read(d.meta())).transpose()?;
+        let tensors = Inventory::new(model.tensors());
+        let draft_tensors = draft.map(|d| Inventory::new(d.tensors()));
+        let path = model.name();
+        let draft_path = draft.map(ModelFile::name);
+        let draft_view = match (&draft_path, &draft_config, &draft_tensors) {
+            (Some(path), Some(config), Some(tensors)) => Some(FileView { path, config, tensors }),
+            _ => None,
+        };
+        let plan = Plan::new(FileView { path: &path, config: &config, tensors: &tensors }, draft_view, options.strict)?;
+        let file = |from: Source| match (from, draft) {
+            (Source::Draft, Some(draft)) => draft,
+            _ => model,
+        };
+        let weights = Weights { matrices: matrices(&plan, file, options.repack)?, vectors: vectors(&plan, file)? };
+        let Plan { program, vocab, mtp, unexpected, .. } = plan;
+        Ok(Self { config, program, weights, vocab, mtp, unexpected })
+    }
+}
+
+fn matrices<'a>(
+    plan: &Plan,
+    file: impl Fn(Source) -> &'a ModelFile,
+    repack: Repack,
+) -> Result<Vec<Matrix>, ModelError> {
+    let mut room = match repack {
+        Repack::On => u64::MAX,
+        Repack::Auto => AUTO_BYTES,
+        Repack::Off => 0,
+    };
+    let mut out = Vec::with_capacity(plan.matrices.len());
+    for want in &plan.matrices {
+        let file = file(want.from);
+        let bytes = file.data(file.require(&want.name)?);
+        let mut matrix = Matrix::new(want.quant, want.n, want.k, Arc::new(bytes)).map_err(|reason| {
+            ModelError::Matrix { file: file.name(), tensor: want.name.clone(), reason }
+        })?;
+        let cost = matrix.panel_bytes() as u64;
+        if cost <= room {
+            room -= cost;
+            matrix.repack();
+        }
+        out.push(matrix);
+    }
+    Ok(out)
+}
+
+fn vectors<'a>(plan: &Plan, file: impl Fn(Source) -> &'a ModelFile) -> Result<Vec<Vec<f32>>, ModelError> {
+    let mut out = Vec::with_capacity(plan.vectors.len());
+    for want in &plan.vectors {
+        let file = file(want.from);
+        let bytes = file.data(file.require(&want.name)?);
+        let mut values = vec![0.0; want.len];
+        want.quant.dequantize(bytes.as_ref(), &mut values);
+        let bad = |v: &f32| !v.is_finite() || (want.negative && *v >= 0.0);
+        if let Some(i) = values.iter().position(bad) {
+            let expected = if want.negative { "finite values below 0" } else { "finite values" };
+            let reason = format!("holds {} at {i}, expected {expected}", values[i]);
+            return Err(ModelError::Values { file: file.name(), tensor: want.name.clone(), reason });
+        }
+        out.push(values);
+    }
+    Ok(out)
+}

@@ -1,0 +1,26 @@
+//! Models: hyperparameters, tensor lists, and the forward pass as an op table.
+//!
+//! ```text
+//! Meta ─► Config ─┐
+//!                 ├─► Plan (program + wanted tensors + what is wrong) ─► Weights ─► the executor
+//! tensors ────────┘
+//! ```
+//!
+//! Adding an architecture is a variant of [`config::Arch`], its checks in `config.rs` and one straight-line builder.
+
+mod builder;
+pub mod config;
+pub mod error;
+mod keys;
+mod llama;
+pub mod load;
+mod mtp_block;
+pub mod plan;
+pub mod program;
+mod qwen35;
+pub mod tensors;
+
+pub use config::Config;
+pub use error::ModelError;
+pub use load::Model;
+pub use plan::MtpStatus;

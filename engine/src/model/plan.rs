@@ -1,0 +1,211 @@
+//! From metadata and tensor directory to a program and the list of what must be loaded. Touches no tensor data.
+
+use super::builder::Builder;
+use super::config::{Arch, Config, Mixer};
+use super::error::ModelError;
+use super::program::{MatrixId, MtpProgram, Program};
+use super::tensors::{Inventory, Source, WantedMatrix, WantedVector, Wants};
+use super::{llama, mtp_block, qwen35};
+
+/// One model file as planning sees it.
+#[derive(Clone, Copy)]
+pub struct FileView<'a> {
+    /// Path, for messages.
+    pub path: &'a str,
+    /// Its hyperparameters.
+    pub config: &'a Config,
+    /// Its tensors.
+    pub tensors: &'a Inventory<'a>,
+}
+
+/// Where the MTP block comes from, or why there is none.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum MtpStatus {
+    /// The model's own NextN block.
+    Own,
+    /// The draft file.
+    Sidecar,
+    /// Nothing to draft with: the reason, and what would help.
+    Unavailable(String),
+}
+
+/// What to load and what to run.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// The operations.
+    pub program: Program,
+    /// Matrices in order of their ids.
+    pub matrices: Vec<WantedMatrix>,
+    /// Vectors in order of their ids.
+    pub vectors: Vec<WantedVector>,
+    /// Rows of the embedding and of the head.
+    pub vocab_rows: usize,
+    /// Ids that mean something: `0..vocab`, at most `vocab_rows`.
+    pub vocab: usize,
+    /// The MTP block.
+    pub mtp: MtpStatus,
+    /// Tensors of the model that no operation reads.
+    pub unexpected: Vec<String>,
+}
+
+impl Plan {
+    /// Plans `model`, with the MTP block of `draft` if given, else its own if it has one.
+    ///
+    /// # Errors
+    /// Everything that is wrong with the model's tensors in one [`engine_io::Error::Preflight`]; tensors that nothing reads
+    /// are part of it in `strict` mode only. A draft file that does not fit is an error, an own block that is
+    /// incomplete is not: the trunk can be run without.
+    pub fn new(model: FileView<'_>, draft: Option<FileView<'_>>, strict: bool) -> Result<Self, ModelError> {
+        refuse_sidecar(model)?;
+        refuse_scales(model)?;
+        if let Some(draft) = draft {
+            check_sidecar(model, draft)?;
+        }
+        let mut b = Builder::new(model.config, Wants::new(model.tensors, draft.map(|d| d.tensors)));
+        let (trunk, hidden, head) = match model.config.arch {
+            Arch::Llama => llama::trunk(&mut b),
+            Arch::Qwen35 => qwen35::trunk(&mut b),
+        };
+        let (table, vocab_rows) = b.embedding();
+        let rope_factors = b.rope_factors();
+        let (mtp, status) = match draft {
+            Some(draft) => {
+                let (_, before) = b.wants.mark();
+                let block = &draft.config.blocks[draft.config.trunk];
+                let mtp = mtp_block::build(&mut b, Source::Draft, draft.config.trunk, block, table, head);
+                let report = std::mem::replace(&mut b.wants.report, before);
+                report.into_result(draft.path, false)?;
+                (Some(mtp), MtpStatus::Sidecar)
+            }
+            None => own_block(&mut b, model, table, head),
+        };
+        let nextn: Vec<String> = (model.config.trunk..model.config.blocks.len()).map(|i| format!("blk.{i}.")).collect();
+        b.wants.note_unexpected(|name| nextn.iter().any(|prefix| name.starts_with(prefix.as_str())));
+
+        let Builder { wants, buffers, kv, delta, config } = b;
+        let Wants { matrices, vectors, report, .. } = wants;
+        let unexpected = report.into_result(model.path, strict)?;
+        let program = Program {
+            buffers: buffers.finish(),
+            trunk,
+            hidden,
+            head,
+            mtp,
+            kv,
+            delta,
+            rope: config.rope,
+            rope_factors,
+            norm_eps: config.norm_eps,
+        };
+        let vocab = config.tokens.map_or(vocab_rows, |t| t.len.min(vocab_rows));
+        Ok(Self { program, matrices, vectors, vocab_rows, vocab, mtp: status, unexpected })
+    }
+}
+
+/// The model's own block; whatever is wrong with it only costs the drafts.
+fn own_block(
+    b: &mut Builder<'_>,
+    model: FileView<'_>,
+    table: MatrixId,
+    head: MatrixId,
+) -> (Option<MtpProgram>, MtpStatus) {
+    let FileView { path, config, tensors } = model;
+    let remedies = "use a file converted with its MTP block, or give an MTP sidecar as the draft model";
+    let unavailable = |reason: String| (None, MtpStatus::Unavailable(reason));
+    let has_nextn = |i: usize| tensors.names().any(|n| n.starts_with(&format!("blk.{i}.nextn.")));
+    match (config.arch, config.nextn) {
+        (Arch::Llama, _) => {
+            return unavailable(format!("{path}: architecture {} has no MTP block", config.arch.name()));
+        }
+        (Arch::Qwen35, 0) if has_nextn(config.trunk) => {
+            return unavailable(format!(
+                "{path}: has blk.{}.nextn.* tensors but no qwen35.nextn_predict_layers key; {remedies}",
+                config.trunk
+            ));
+        }
+        (Arch::Qwen35, 0) => {
+            return unavailable(format!("{path}: has no blk.{}.nextn.* tensors; {remedies}", config.trunk));
+        }
+        (Arch::Qwen35, 1) => {}
+        (Arch::Qwen35, n) => {
+            return unavailable(format!("{path}: qwen35.nextn_predict_layers = {n}, expected 1; {remedies}"));
+        }
+    }
+    let layers = b.kv.len();
+    let (mark, before) = b.wants.mark();
+    let mtp = mtp_block::build(b, Source::Model, config.trunk, &config.blocks[config.trunk], table, head);
+    let report = std::mem::replace(&mut b.wants.report, before);
+    if report.is_usable(false) {
+        return (Some(mtp), MtpStatus::Own);
+    }
+    b.wants.rewind(&mark);
+    b.kv.truncate(layers);
+    let what = match has_nextn(config.trunk) {
+        false => format!("qwen35.nextn_predict_layers = 1, but there are no blk.{}.nextn.* tensors", config.trunk),
+        true => format!("its MTP block blk.{} does not fit:\n{report}\n", config.trunk),
+    };
+    unavailable(format!("{path}: {what}; {remedies}"))
+}
+
+/// A scale multiplies the product of the weight it belongs to: ignoring it would compute something else.
+fn refuse_scales(model: FileView<'_>) -> Result<(), ModelError> {
+    let scale = |n: &&str| n.starts_with("blk.") && (n.ends_with(".scale") || n.ends_with(".input_scale"));
+    let Some(example) = model.tensors.names().find(scale) else { return Ok(()) };
+    let count = model.tensors.names().filter(scale).count();
+    Err(ModelError::Scales { file: model.path.to_owned(), count, example: example.to_owned() })
+}
+
+fn is_sidecar(file: FileView<'_>) -> bool {
+    let nextn = format!("blk.{}.nextn.eh_proj.weight", file.config.trunk);
+    file.config.nextn > 0 && !file.tensors.has("blk.0.attn_norm.weight") && file.tensors.has(&nextn)
+}
+
+fn refuse_sidecar(model: FileView<'_>) -> Result<(), ModelError> {
+    if !is_sidecar(model) {
+        return Ok(());
+    }
+    Err(ModelError::Sidecar {
+        file: model.path.to_owned(),
+        arch: model.config.arch.name(),
+        block: model.config.trunk,
+    })
+}
+
+/// A sidecar must be one NextN block of a model with the target's shape and vocabulary.
+fn check_sidecar(model: FileView<'_>, draft: FileView<'_>) -> Result<(), ModelError> {
+    let not = |reason: String| Err(ModelError::NotASidecar { file: draft.path.to_owned(), reason });
+    if draft.config.nextn != 1 {
+        return not(format!("its nextn_predict_layers is {}, expected 1", draft.config.nextn));
+    }
+    if !is_sidecar(draft) {
+        let block = draft.config.trunk;
+        return not(format!("expected the tensors of blk.{block} alone, with nextn ones; found blocks of a trunk or none"));
+    }
+    let (t, d) = (model.config, draft.config);
+    let heads = |c: &Config| {
+        c.blocks.iter().rev().find(|b| b.mixer == Mixer::Attention).map_or((0, 0), |b| (b.heads, b.kv_heads))
+    };
+    let compare: [(&str, String, String); 10] = [
+        ("general.architecture", d.arch.name().into(), t.arch.name().into()),
+        ("embedding_length", d.d_model.to_string(), t.d_model.to_string()),
+        ("trunk length", d.trunk.to_string(), t.trunk.to_string()),
+        ("attention.key_length", d.head_dim.to_string(), t.head_dim.to_string()),
+        ("attention.head_count, head_count_kv", format!("{:?}", heads(d)), format!("{:?}", heads(t))),
+        ("feed_forward_length", d.blocks[d.trunk].ffn.to_string(), t.blocks[t.blocks.len() - 1].ffn.to_string()),
+        ("rope", format!("{:?}", d.rope), format!("{:?}", t.rope)),
+        ("layer_norm_rms_epsilon", d.norm_eps.to_string(), t.norm_eps.to_string()),
+        ("number of tokens", format!("{:?}", d.tokens.map(|l| l.len)), format!("{:?}", t.tokens.map(|l| l.len))),
+        ("hash of the token list", format!("{:x?}", d.tokens.map(|l| l.hash)), format!("{:x?}", t.tokens.map(|l| l.hash))),
+    ];
+    for (what, draft_value, target) in compare {
+        if draft_value != target {
+            return Err(ModelError::Mismatch {
+                file: draft.path.to_owned(),
+                what: what.to_owned(),
+                draft: draft_value,
+                target,
+            });
+        }
+    }
+    Ok(())
+}

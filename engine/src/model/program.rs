@@ -1,0 +1,260 @@
+//! The forward pass as data: a straight line of operations over named row buffers, built once per model.
+//!
+//! ```text
+//! trunk   tokens ─► Embed ─► (per layer: norm, mixer, add, norm, FFN, add) ─► output norm ─► hidden
+//! fill    tokens, hidden_in ─► fuse ─► K, V of the MTP block                       (nothing is read back)
+//! block   tokens, hidden_in ─► fuse ─► the MTP block whole ─► its own hidden row
+//! head    hidden ─► logits, only for the rows that are asked for
+//! ```
+//!
+//! Every operation treats every row alike, or goes through the batch's segments (attention, recurrence); none knows
+//! how many rows share the pass, which is what keeps results independent of batching.
+
+use engine_kernels::ops::delta_state::DeltaDims;
+use engine_kernels::ops::kv_cache::KvGeometry;
+
+use super::config::RopeConfig;
+
+/// A matrix of [`super::load::Weights`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct MatrixId(pub u32);
+
+/// A vector of [`super::load::Weights`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct VectorId(pub u32);
+
+/// A row buffer of the program.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct BufferId(pub u32);
+
+impl MatrixId {
+    /// Index into the weights' matrices.
+    pub fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+impl VectorId {
+    /// Index into the weights' vectors.
+    pub fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+impl BufferId {
+    /// Index into the program's buffers.
+    pub fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+/// One operation. Widths are those of the buffers; `rows` is the batch's.
+#[derive(Clone, PartialEq, Debug)]
+pub enum Op {
+    /// dst[r] = row `token[r]` of the table.
+    Embed {
+        /// `[vocab][d_model]`.
+        table: MatrixId,
+        /// `[rows][d_model]`.
+        dst: BufferId,
+    },
+    /// dst = src / rms(src) * weight, over groups of the weight's length: whole rows, or heads.
+    RmsNorm {
+        /// `[rows][groups * len]`.
+        src: BufferId,
+        /// `[len]`.
+        weight: VectorId,
+        /// `[rows][groups * len]`; may be `src`.
+        dst: BufferId,
+    },
+    /// dst = [first | second].
+    Concat {
+        /// `[rows][a]`.
+        first: BufferId,
+        /// `[rows][b]`.
+        second: BufferId,
+        /// `[rows][a + b]`.
+        dst: BufferId,
+    },
+    /// Several products of the same input: dst = W src.
+    MatMul {
+        /// `[rows][k]`.
+        src: BufferId,
+        /// Matrices `[n][k]` and their destinations `[rows][n]`.
+        outputs: Vec<(MatrixId, BufferId)>,
+    },
+    /// dst[r] += bias.
+    AddBias {
+        /// `[rows][n]`.
+        dst: BufferId,
+        /// `[n]`.
+        bias: VectorId,
+    },
+    /// Per head of `src`: first half query, second half output gate.
+    SplitGate {
+        /// `[rows][heads][2][head_dim]`.
+        src: BufferId,
+        /// Width of one half.
+        head_dim: usize,
+        /// `[rows][heads][head_dim]`.
+        query: BufferId,
+        /// `[rows][heads][head_dim]`.
+        gate: BufferId,
+    },
+    /// Cuts rows into parts of the destinations' widths.
+    SplitColumns {
+        /// `[rows][sum of widths]`.
+        src: BufferId,
+        /// In order.
+        dst: Vec<BufferId>,
+    },
+    /// Rotates every head by the row's position.
+    Rope {
+        /// `[rows][heads][head_dim]`.
+        buffer: BufferId,
+        /// Width of a head.
+        head_dim: usize,
+    },
+    /// Writes keys and values into the cache at the rows' positions.
+    StoreKv {
+        /// Layer of the cache.
+        layer: usize,
+        /// `[rows][kv_heads][head_dim]`.
+        key: BufferId,
+        /// `[rows][kv_heads][head_dim]`.
+        value: BufferId,
+    },
+    /// Causal attention over the cache.
+    Attention {
+        /// Layer of the cache.
+        layer: usize,
+        /// `[rows][heads][head_dim]`.
+        query: BufferId,
+        /// Width of a head.
+        head_dim: usize,
+        /// `[rows][heads][head_dim]`.
+        dst: BufferId,
+    },
+    /// Causal convolution, gated delta rule and gated norm; folds and logs as the batch says.
+    DeltaNet {
+        /// Row of [`Program::delta`].
+        layer: usize,
+        /// `[rows][conv channels]`, raw.
+        qkv: BufferId,
+        /// `[rows][value heads * value_dim]`.
+        gate: BufferId,
+        /// `[rows][value heads]`, raw.
+        alpha: BufferId,
+        /// `[rows][value heads]`, raw.
+        beta: BufferId,
+        /// `[rows][value heads * value_dim]`.
+        dst: BufferId,
+    },
+    /// dst *= sigmoid(gate).
+    SigmoidMul {
+        /// `[rows][n]`.
+        dst: BufferId,
+        /// `[rows][n]`.
+        gate: BufferId,
+    },
+    /// gate = silu(gate) * up.
+    SiluMul {
+        /// `[rows][n]`.
+        gate: BufferId,
+        /// `[rows][n]`.
+        up: BufferId,
+    },
+    /// dst += src.
+    Add {
+        /// `[rows][n]`.
+        dst: BufferId,
+        /// `[rows][n]`.
+        src: BufferId,
+    },
+}
+
+/// A row buffer: a name for people and a width in floats.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Buffer {
+    /// What it holds.
+    pub name: &'static str,
+    /// Floats per row.
+    pub width: usize,
+}
+
+/// Geometry and small weights of one gated delta net layer.
+#[derive(Clone, PartialEq, Debug)]
+pub struct DeltaGeometry {
+    /// Heads, widths, taps.
+    pub dims: DeltaDims,
+    /// `[channels][taps]`, oldest tap first.
+    pub conv: VectorId,
+    /// `[value_heads]`, `-exp(A_log)`.
+    pub a: VectorId,
+    /// `[value_heads]`.
+    pub dt_bias: VectorId,
+    /// `[value_dim]`.
+    pub norm: VectorId,
+}
+
+/// The MTP block: two programs over the same buffers.
+#[derive(Clone, PartialEq, Debug)]
+pub struct MtpProgram {
+    /// K and V only.
+    pub fill: Vec<Op>,
+    /// The block whole, K and V included.
+    pub block: Vec<Op>,
+    /// Where the hidden rows h_(p-1) are put before either runs.
+    pub hidden_in: BufferId,
+    /// The block's own hidden rows, after its head norm.
+    pub hidden_out: BufferId,
+    /// Its LM head.
+    pub head: MatrixId,
+}
+
+/// Everything that is run, and what it needs.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Program {
+    /// Row buffers, shared by all operation lists.
+    pub buffers: Vec<Buffer>,
+    /// Token ids to hidden rows.
+    pub trunk: Vec<Op>,
+    /// The trunk's hidden rows, after the output norm.
+    pub hidden: BufferId,
+    /// The trunk's LM head.
+    pub head: MatrixId,
+    /// The MTP block.
+    pub mtp: Option<MtpProgram>,
+    /// Attention layers of the trunk, then the MTP block's.
+    pub kv: Vec<KvGeometry>,
+    /// Recurrent layers.
+    pub delta: Vec<DeltaGeometry>,
+    /// Rotary embedding of every attention layer.
+    pub rope: RopeConfig,
+    /// `[n_rot / 2]`: divisors of the angles.
+    pub rope_factors: Option<VectorId>,
+    /// Added to mean squares, and to the delta net's squared norms.
+    pub norm_eps: f32,
+}
+
+/// Collects buffers while a program is written down. A name and a width stand for one buffer.
+#[derive(Default)]
+pub struct Buffers {
+    buffers: Vec<Buffer>,
+}
+
+impl Buffers {
+    /// The buffer of this name and width; layers of one geometry share it.
+    pub fn get(&mut self, name: &'static str, width: usize) -> BufferId {
+        if let Some(i) = self.buffers.iter().position(|b| b.name == name && b.width == width) {
+            return BufferId(i as u32);
+        }
+        self.buffers.push(Buffer { name, width });
+        BufferId((self.buffers.len() - 1) as u32)
+    }
+
+    /// The list.
+    pub fn finish(self) -> Vec<Buffer> {
+        self.buffers
+    }
+}

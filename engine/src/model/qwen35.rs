@@ -1,0 +1,100 @@
+//! `qwen35`, dense: gated delta net blocks with a gated attention block every few, gated FFN.
+//!
+//! Source: llama.cpp `src/models/qwen35.cpp` and `delta-net-base.cpp`.
+
+use super::builder::{Builder, Place, Query};
+use super::config::Mixer;
+use super::program::{BufferId, MatrixId, Op};
+use super::tensors::Source;
+
+/// The trunk's operations, its hidden rows and its LM head.
+pub fn trunk(b: &mut Builder<'_>) -> (Vec<Op>, BufferId, MatrixId) {
+    let mut ops = Vec::new();
+    let x = b.row("residual");
+    let normed = b.row("normed");
+    let hidden = b.row("hidden");
+    let (table, rows) = b.embedding();
+    ops.push(Op::Embed { table, dst: x });
+    for i in 0..b.config.trunk {
+        let prefix = format!("blk.{i}");
+        let block = b.config.blocks[i];
+        let at = Place { from: Source::Model, prefix: &prefix, block: &block, query_kind: Query::Gated };
+        b.norm(&mut ops, Source::Model, &format!("{prefix}.attn_norm.weight"), x, normed);
+        match block.mixer {
+            Mixer::Attention => {
+                let layer = b.kv_layer(&block);
+                attention(b, &mut ops, at, layer, normed, x);
+            }
+            Mixer::Delta => delta_net(b, &mut ops, &prefix, normed, x),
+        }
+        b.ffn(&mut ops, at, "post_attention_norm.weight", x);
+    }
+    b.norm(&mut ops, Source::Model, "output_norm.weight", x, hidden);
+    let head = b.head(table, rows);
+    (ops, hidden, head)
+}
+
+/// Gated attention of `normed`, added onto `residual`: heads of q and k are normed before they are rotated; the
+/// sigmoid gate comes out of the query projection and is applied before the output projection.
+pub fn attention(
+    b: &mut Builder<'_>,
+    ops: &mut Vec<Op>,
+    at: Place<'_>,
+    layer: usize,
+    normed: BufferId,
+    residual: BufferId,
+) {
+    let head_dim = b.config.head_dim;
+    let width = at.block.heads * head_dim;
+    let query = b.buffers.get("query", width);
+    let gate = b.buffers.get("query_gate", width);
+    let (raw, key, value) = b.project(ops, at, normed);
+    ops.push(Op::SplitGate { src: raw, head_dim, query, gate });
+    head_norm(b, ops, at, "attn_q_norm.weight", query);
+    ops.push(Op::Rope { buffer: query, head_dim });
+    store(b, ops, at, layer, key, value);
+    b.attend(ops, at, layer, query, Some(gate), residual);
+}
+
+/// The K and V half of [`attention`]: what a row leaves behind for later rows.
+pub fn keys_values(b: &mut Builder<'_>, ops: &mut Vec<Op>, at: Place<'_>, layer: usize, normed: BufferId) {
+    let (key, value) = b.project_kv(ops, at, normed);
+    store(b, ops, at, layer, key, value);
+}
+
+fn store(b: &mut Builder<'_>, ops: &mut Vec<Op>, at: Place<'_>, layer: usize, key: BufferId, value: BufferId) {
+    let head_dim = b.config.head_dim;
+    head_norm(b, ops, at, "attn_k_norm.weight", key);
+    ops.push(Op::Rope { buffer: key, head_dim });
+    ops.push(Op::StoreKv { layer, key, value });
+}
+
+fn head_norm(b: &mut Builder<'_>, ops: &mut Vec<Op>, at: Place<'_>, part: &str, buffer: BufferId) {
+    let weight = b.wants.vector(at.from, &format!("{}.{part}", at.prefix), b.config.head_dim);
+    ops.push(Op::RmsNorm { src: buffer, weight, dst: buffer });
+}
+
+fn delta_net(b: &mut Builder<'_>, ops: &mut Vec<Op>, prefix: &str, normed: BufferId, residual: BufferId) {
+    let layer = b.delta_layer(prefix);
+    let geometry = b.config.delta.expect("a delta net block implies a delta net geometry");
+    let d = b.config.d_model;
+    let (channels, inner, heads) = (geometry.channels(), geometry.inner(), geometry.value_heads);
+    let qkv = b.buffers.get("delta_qkv", channels);
+    let gate = b.buffers.get("delta_gate", inner);
+    let alpha = b.buffers.get("delta_alpha", heads);
+    let beta = b.buffers.get("delta_beta", heads);
+    let mixed = b.buffers.get("delta_out", inner);
+    let out = b.row("out");
+    let mut matrix = |part: &str, n, k| b.wants.matrix(Source::Model, &format!("{prefix}.{part}.weight"), n, k);
+    let outputs = vec![
+        (matrix("attn_qkv", channels, d), qkv),
+        (matrix("attn_gate", inner, d), gate),
+        (matrix("ssm_alpha", heads, d), alpha),
+        (matrix("ssm_beta", heads, d), beta),
+    ];
+    let output = matrix("ssm_out", d, inner);
+    ops.push(Op::MatMul { src: normed, outputs });
+    ops.push(Op::DeltaNet { layer, qkv, gate, alpha, beta, dst: mixed });
+    ops.push(Op::MatMul { src: mixed, outputs: vec![(output, out)] });
+    ops.push(Op::Add { dst: residual, src: out });
+}

@@ -1,0 +1,227 @@
+//! Which tensors a program needs, compared with what the files hold, before a byte of data is touched.
+
+use std::collections::{HashMap, HashSet};
+
+use engine_io::TensorType;
+use engine_io::gguf::TensorInfo;
+use engine_io::names::{Preflight, Unsupported, WrongShape};
+use engine_kernels::Quant;
+
+use super::program::{MatrixId, VectorId};
+
+/// Which file a tensor comes from.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
+pub enum Source {
+    /// The model.
+    Model,
+    /// The sidecar that holds an MTP block.
+    Draft,
+}
+
+/// The tensors of one file, all shards together, by name.
+pub struct Inventory<'a> {
+    list: &'a [TensorInfo],
+    by_name: HashMap<&'a str, &'a TensorInfo>,
+}
+
+impl<'a> Inventory<'a> {
+    /// Of a tensor directory.
+    pub fn new(list: &'a [TensorInfo]) -> Self {
+        Self { list, by_name: list.iter().map(|t| (t.name.as_str(), t)).collect() }
+    }
+
+    /// A tensor by name.
+    pub fn get(&self, name: &str) -> Option<&'a TensorInfo> {
+        self.by_name.get(name).copied()
+    }
+
+    /// Whether a tensor of that name is there.
+    pub fn has(&self, name: &str) -> bool {
+        self.by_name.contains_key(name)
+    }
+
+    /// All names, in file order.
+    pub fn names(&self) -> impl Iterator<Item = &'a str> {
+        self.list.iter().map(|t| t.name.as_str())
+    }
+}
+
+/// A matrix that the program multiplies with or looks rows up in.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct WantedMatrix {
+    /// Its file.
+    pub from: Source,
+    /// Its name.
+    pub name: String,
+    /// Rows (outputs).
+    pub n: usize,
+    /// Columns (inputs).
+    pub k: usize,
+    /// Storage.
+    pub quant: Quant,
+}
+
+/// A small tensor that is copied, as floats.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct WantedVector {
+    /// Its file.
+    pub from: Source,
+    /// Its name.
+    pub name: String,
+    /// Elements.
+    pub len: usize,
+    /// Storage in the file.
+    pub quant: Quant,
+    /// Every value must be finite and below 0.
+    pub negative: bool,
+}
+
+/// Collects what is asked for, once per tensor, and what is wrong with it.
+pub struct Wants<'a> {
+    model: &'a Inventory<'a>,
+    draft: Option<&'a Inventory<'a>>,
+    /// Matrices in order of [`MatrixId`].
+    pub matrices: Vec<WantedMatrix>,
+    /// Vectors in order of [`VectorId`].
+    pub vectors: Vec<WantedVector>,
+    /// What is wrong so far.
+    pub report: Preflight,
+}
+
+/// A point of a [`Wants`] to go back to.
+pub struct Mark {
+    matrices: usize,
+    vectors: usize,
+}
+
+impl<'a> Wants<'a> {
+    /// Nothing asked for yet.
+    pub fn new(model: &'a Inventory<'a>, draft: Option<&'a Inventory>) -> Self {
+        Self { model, draft, matrices: Vec::new(), vectors: Vec::new(), report: Preflight::default() }
+    }
+
+    fn entry(&self, from: Source, name: &str) -> Option<&'a TensorInfo> {
+        match from {
+            Source::Model => self.model.get(name),
+            Source::Draft => self.draft?.get(name),
+        }
+    }
+
+    /// Whether the file has the tensor.
+    pub fn has(&self, from: Source, name: &str) -> bool {
+        self.entry(from, name).is_some()
+    }
+
+    /// Rows of a two-dimensional tensor.
+    pub fn rows_of(&self, from: Source, name: &str) -> Option<usize> {
+        usize::try_from(self.entry(from, name)?.dim(1)).ok()
+    }
+
+    /// A matrix that must be there: `[k, n]` in the file's order.
+    pub fn matrix(&mut self, from: Source, name: &str, n: usize, k: usize) -> MatrixId {
+        if let Some(i) = self.matrices.iter().position(|m| m.from == from && m.name == name) {
+            return MatrixId(i as u32);
+        }
+        let quant = self.check(from, name, &[k as u64, n as u64]);
+        self.matrices.push(WantedMatrix { from, name: name.to_owned(), n, k, quant });
+        MatrixId((self.matrices.len() - 1) as u32)
+    }
+
+    /// A matrix that may be absent.
+    pub fn optional_matrix(&mut self, from: Source, name: &str, n: usize, k: usize) -> Option<MatrixId> {
+        self.has(from, name).then(|| self.matrix(from, name, n, k))
+    }
+
+    /// A vector that must be there.
+    pub fn vector(&mut self, from: Source, name: &str, len: usize) -> VectorId {
+        self.floats(from, name, &[len as u64])
+    }
+
+    /// A vector that may be absent.
+    pub fn optional_vector(&mut self, from: Source, name: &str, len: usize) -> Option<VectorId> {
+        self.has(from, name).then(|| self.vector(from, name, len))
+    }
+
+    /// Convolution taps `[taps, channels]`.
+    pub fn taps(&mut self, from: Source, name: &str, taps: usize, channels: usize) -> VectorId {
+        self.floats(from, name, &[taps as u64, channels as u64])
+    }
+
+    /// Demands finite values below 0 of a vector asked for before.
+    pub fn expect_negative(&mut self, vector: VectorId) {
+        self.vectors[vector.index()].negative = true;
+    }
+
+    fn floats(&mut self, from: Source, name: &str, dims: &[u64]) -> VectorId {
+        if let Some(i) = self.vectors.iter().position(|v| v.from == from && v.name == name) {
+            return VectorId(i as u32);
+        }
+        let quant = self.check(from, name, dims);
+        let len = dims.iter().product::<u64>() as usize;
+        self.vectors.push(WantedVector { from, name: name.to_owned(), len, quant, negative: false });
+        VectorId((self.vectors.len() - 1) as u32)
+    }
+
+    /// Compares a wish with the directory; what is wrong goes to the report, and the type then does not matter.
+    fn check(&mut self, from: Source, name: &str, dims: &[u64]) -> Quant {
+        let Some(t) = self.entry(from, name) else {
+            self.report.missing.push(name.to_owned());
+            return Quant::F32;
+        };
+        if !t.has_dims(dims) {
+            let wrong = WrongShape { name: name.to_owned(), found: t.dims().to_vec(), expected: dims.to_vec() };
+            self.report.wrong_shape.push(wrong);
+        }
+        if let Some(quant) = quant_of(t.ty) {
+            return quant;
+        }
+        match self.report.unsupported.iter_mut().find(|u| u.ty == t.ty) {
+            Some(known) => known.count += 1,
+            None => self.report.unsupported.push(Unsupported { ty: t.ty, count: 1, example: name.to_owned() }),
+        }
+        Quant::F32
+    }
+
+    /// Where the lists stand now; the report is handed out empty and must be given back or dropped.
+    pub fn mark(&mut self) -> (Mark, Preflight) {
+        let mark = Mark { matrices: self.matrices.len(), vectors: self.vectors.len() };
+        (mark, std::mem::take(&mut self.report))
+    }
+
+    /// Forgets what was asked for since `mark`.
+    pub fn rewind(&mut self, mark: &Mark) {
+        self.matrices.truncate(mark.matrices);
+        self.vectors.truncate(mark.vectors);
+    }
+
+    /// Lists the tensors of the model that nobody asked for, but those that `known` says belong to it.
+    pub fn note_unexpected(&mut self, known: impl Fn(&str) -> bool) {
+        let matrices = self.matrices.iter().filter(|m| m.from == Source::Model).map(|m| m.name.as_str());
+        let vectors = self.vectors.iter().filter(|v| v.from == Source::Model).map(|v| v.name.as_str());
+        let asked: HashSet<&str> = matrices.chain(vectors).collect();
+        let rest = self.model.names().filter(|n| !asked.contains(n) && !known(n)).map(str::to_owned);
+        self.report.unexpected.extend(rest);
+    }
+}
+
+/// The one place where a file's tensor type becomes something that can be computed with.
+pub fn quant_of(kind: TensorType) -> Option<Quant> {
+    Some(match kind {
+        TensorType::F32 => Quant::F32,
+        TensorType::F16 => Quant::F16,
+        TensorType::Bf16 => Quant::BF16,
+        TensorType::Q4_0 => Quant::Q4_0,
+        TensorType::Q4_1 => Quant::Q4_1,
+        TensorType::Q5_0 => Quant::Q5_0,
+        TensorType::Q5_1 => Quant::Q5_1,
+        TensorType::Q8_0 => Quant::Q8_0,
+        TensorType::Q2K => Quant::Q2_K,
+        TensorType::Q3K => Quant::Q3_K,
+        TensorType::Q4K => Quant::Q4_K,
+        TensorType::Q5K => Quant::Q5_K,
+        TensorType::Q6K => Quant::Q6_K,
+        TensorType::Iq4Nl => Quant::IQ4_NL,
+        TensorType::Iq4Xs => Quant::IQ4_XS,
+        _ => return None,
+    })
+}
