@@ -204,7 +204,7 @@ pub struct World {
     /// Something happened in the tick in progress.
     moved: bool,
     /// The step's own time in the last tick, as the Executor saw it; 0 when nothing ran.
-    pub(crate) step_ns: u64,
+    step_ns: u64,
 }
 
 impl World {
@@ -373,6 +373,16 @@ impl World {
                 l.snapshot(&mut self.shared.lock(), clock.now_ns());
             }
         }
+    }
+
+    /// The world's clock.
+    pub fn clock(&self) -> &dyn Clock {
+        self.clock.as_ref()
+    }
+
+    /// Time of the last tick's step as the Executor saw it; 0 when nothing ran.
+    pub fn step_ns(&self) -> u64 {
+        self.step_ns
     }
 
     /// Whether the last tick changed anything. If not, the next one will not either, until a command comes or the

@@ -1,6 +1,7 @@
 //! The one integration binary.
 
-mod serve;
 mod forward;
-mod tidy;
+mod schedule;
+mod serve;
 mod tick;
+mod tidy;

@@ -176,3 +176,599 @@ fn a_hundred_thousand_ticks_keep_every_invariant() {
     let cancelled = a.world.ledger.metrics.cancelled;
     assert!(cancelled.queued > 0 && cancelled.prefill + cancelled.decode > 0 && cancelled.stalled > 0, "{cancelled:?}");
 }
+
+/// A named change of a submission.
+type Change = (&'static str, fn(&mut Submission));
+
+/// One target that goes on for ever and one that ends soon.
+const END_RATES: [u64; 2] = [0, 40];
+
+const CHANGES: [Change; 11] = [
+    ("plain", |_| {}),
+    ("one token", |s| s.max_tokens = 1),
+    ("two tokens", |s| s.max_tokens = 2),
+    ("to the end of the context", |s| s.max_tokens = 10_000),
+    ("sampled", |s| {
+        s.sampling = Sampling { temperature: 0.9, top_k: 12, top_p: 0.95, min_p: 0.01, seed: 5, ..Sampling::greedy() }
+    }),
+    ("penalties", |s| {
+        s.sampling.repeat_penalty = 1.4;
+        s.sampling.repeat_last_n = 6;
+        s.sampling.presence_penalty = 0.4;
+        s.sampling.frequency_penalty = 0.3;
+    }),
+    ("bias and ban", |s| {
+        let edit = |token, add| LogitEdit { token: TokenId(token), repeat: 1.0, add };
+        s.sampling.logit_bias = vec![edit(4, 3.0), edit(5, f32::NEG_INFINITY), edit(4, -1.0)];
+    }),
+    ("stop strings", |s| {
+        s.stop.strings = vec![b"zz".to_vec(), b"a".to_vec(), b"qv".to_vec()];
+        s.stop.min_tokens = 9;
+    }),
+    ("stop tokens", |s| s.stop.tokens = (0..6).map(TokenId).collect()),
+    ("end tokens banned", |s| s.stop.ignore_eos = true),
+    ("end tokens late", |s| s.stop.min_tokens = 20),
+];
+
+#[test]
+fn speculation_changes_nothing_but_time() {
+    let prompt: Vec<u32> = (0..23).map(|i| [1, 2, 3, 1, 2, 7, 3][i % 7]).collect();
+    for (name, change) in CHANGES {
+        let shapes = [(1, 1, 0), (4, 7, 1), (1, 64, 2), (4, 64, 7), (1, 7, 15), (4, 1, 32), (4, 64, 32), (1, 64, 1)];
+        for (end_rate, (slots, chunk, width)) in END_RATES.into_iter().flat_map(|e| shapes.map(|s| (e, s))) {
+            let limits = Limits { prefill_chunk: chunk, ..Limits::new(slots, 96) };
+            let config = ToyConfig { end_rate, ..ToyConfig::default() };
+            let mut rig = Rig::new(&limits, config);
+            let all: Vec<Submission> = Strategy::ALL
+                .into_iter()
+                .zip(0..)
+                .map(|(strategy, ticket)| {
+                    let mut s = submission(ticket, &prompt, 50, speculation(strategy, width));
+                    change(&mut s);
+                    s
+                })
+                .collect();
+            all.iter().for_each(|s| rig.submit(s));
+            rig.settle();
+            for s in &all {
+                rig.assert_reference(s);
+                assert_eq!(rig.of(s.ticket.0).outcome, rig.of(0).outcome, "{name}, {slots} slots, width {width}");
+            }
+            rig.assert_empty();
+        }
+    }
+}
+
+#[test]
+fn every_change_is_seen_somewhere() {
+    // The matrix above means something only if its cases end in their own ways.
+    let prompt: Vec<u32> = (0..23).map(|i| [1, 2, 3, 1, 2, 7, 3][i % 7]).collect();
+    let outcomes = |name: &str| {
+        let mut s = submission(0, &prompt, 50, speculation(Strategy::Off, 0));
+        CHANGES.iter().find(|c| c.0 == name).expect("a change of that name").1(&mut s);
+        END_RATES.map(|end_rate| reference(&ToyConfig { end_rate, ..ToyConfig::default() }, 96, &s))
+    };
+    for (name, _) in CHANGES.iter().filter(|c| c.0 != "plain") {
+        assert_ne!(outcomes(name), outcomes("plain"), "{name}");
+    }
+    let [_, ends] = outcomes("plain");
+    assert_eq!(ends.finish, Some(Finish::EndToken(END)));
+    let [stops, _] = outcomes("stop strings");
+    assert!(matches!(stops.finish, Some(Finish::StopString(_))), "{stops:?}");
+    let [own, _] = outcomes("stop tokens");
+    assert!(matches!(own.finish, Some(Finish::EndToken(_))), "{own:?}");
+    let [full, _] = outcomes("to the end of the context");
+    assert_eq!(full.finish, Some(Finish::ContextFull));
+}
+
+fn greedy(ticket: u64, strategy: Strategy, width: u8, max_tokens: u32) -> Submission {
+    submission(ticket, &[1, 2, 3, 4], max_tokens, speculation(strategy, width))
+}
+
+fn run_one(config: ToyConfig, limits: &Limits, s: &Submission) -> Rig {
+    let mut rig = Rig::new(limits, config);
+    rig.submit(s);
+    rig.settle();
+    rig.assert_reference(s);
+    rig.assert_empty();
+    rig
+}
+
+#[test]
+fn the_worked_case_is_counted_as_written() {
+    // k = 3, a = 0, 1, 3, then a window that agrees and is ended at its second draft.
+    let script = ToyConfig { mtp_script: vec![0, 1, 3, 3], ..ToyConfig::default() };
+    let mut s = greedy(0, Strategy::Mtp, 3, 50);
+    // Completion: 1 first, 1, 2, 4, then two more drafts: the tenth token ends it by a stop string.
+    let want = reference(&script, 128, &Submission { max_tokens: 10, ..s.clone() });
+    let tail: Vec<u8> = want.text.bytes().collect();
+    s.stop.strings = vec![tail[tail.len() - 3..].to_vec()];
+    s.stop.include = true;
+    let rig = run_one(script.clone(), &Limits::new(1, 128), &s);
+    let r = rig.of(0).report.as_ref().unwrap();
+    assert!(matches!(rig.of(0).outcome.finish, Some(Finish::StopString(0))), "{:?}", rig.of(0).outcome);
+    let t = r.total;
+    assert_eq!((r.windows, r.plain, t.drafted, t.accepted), (4, 0, 12, 6));
+    assert_eq!((t.rejected, t.unreached, t.discarded, t.trimmed), (2, 3, 1, 0));
+    assert_eq!((r.bonus, r.first, r.completion_tokens), (3, 1, 10));
+    assert_eq!(r.width_hist[3], 4);
+    assert_eq!(r.accepted_hist[..4], [1, 1, 1, 1]);
+    assert_eq!(r.per_position[..3], [(4, 3), (4, 2), (4, 1)]);
+
+    // An end token as the second draft: the proposer's third is cut before the pass.
+    let ends = ToyConfig { end_at: 4 + 9, ..script };
+    let rig = run_one(ends, &Limits::new(1, 128), &greedy(0, Strategy::Mtp, 3, 50));
+    let r = rig.of(0).report.as_ref().unwrap();
+    assert_eq!(rig.of(0).outcome.finish, Some(Finish::EndToken(END)));
+    let t = r.total;
+    assert_eq!((t.proposed, t.trimmed, t.drafted, t.accepted), (12, 1, 11, 6));
+    assert_eq!((t.rejected, t.unreached, t.discarded), (2, 3, 0));
+    assert_eq!((r.bonus, r.first, r.completion_tokens), (3, 1, 10));
+}
+
+#[test]
+fn three_windows_count_by_position() {
+    let script = ToyConfig { mtp_script: vec![0, 1, 3], ..ToyConfig::default() };
+    // 1 + 1 + 2 + 4 tokens; room is cut by max_tokens only after that.
+    let rig = run_one(script, &Limits::new(1, 128), &greedy(0, Strategy::Mtp, 3, 8));
+    let r = rig.of(0).report.as_ref().unwrap();
+    assert_eq!((r.steps, r.total.drafted, r.total.accepted, r.completion_tokens), (3, 9, 4, 8));
+    assert_eq!(r.per_position[..3], [(3, 2), (3, 1), (3, 1)]);
+}
+
+/// A target with a period, so that a suffix tail is right until the script says otherwise.
+#[test]
+fn a_rejected_tail_is_not_an_mtp_rejection() {
+    // Order 0: the target says one token for ever, and the suffix index copies it.
+    let config = ToyConfig { order: 0, mtp_script: vec![2; 100], end_at: 0, ..ToyConfig::default() };
+    let mut spec = speculation(Strategy::MtpSuffix, 7);
+    spec.mtp_tokens = 2;
+    let token = reference(&config, 64, &greedy(0, Strategy::Off, 0, 1)).tokens[0].0;
+    // The history says: after two of that token comes something else.
+    let wrong = (token + 1) % 26;
+    let s = submission(0, &[token, token, 9, wrong, wrong, 9, 9, token, token, 9], 30, spec);
+    let mut rig = Rig::new(&Limits::new(1, 64), config);
+    rig.submit(&s);
+    rig.settle();
+    rig.assert_reference(&s);
+    let r = rig.of(0).report.as_ref().unwrap();
+    assert_eq!((r.mtp.rejected, r.mtp.unreached), (0, 0), "{r:?}");
+    assert!(r.suffix.rejected > 0, "{r:?}");
+    assert!(r.tail_windows > 0 && r.tail_tested == r.tail_windows, "{r:?}");
+
+    // A prefix that is wrong leaves the tail unreached, and nobody judges it.
+    let config = ToyConfig { mtp_script: vec![0; 100], ..rig.config.clone() };
+    let mut rig = Rig::new(&Limits::new(1, 64), config);
+    rig.submit(&s);
+    rig.settle();
+    rig.assert_reference(&s);
+    let r = rig.of(0).report.as_ref().unwrap();
+    assert!(r.mtp.rejected > 0 && r.tail_windows > 0, "{r:?}");
+    let tailless = r.suffix.rejected;
+    assert_eq!((r.tail_tested, r.suffix.accepted, tailless), (0, 0, 0), "{r:?}");
+    assert_eq!(r.suffix.unreached, r.suffix.drafted, "{r:?}");
+}
+
+#[test]
+fn totals_are_the_sum_of_the_reports() {
+    let rig = soak(21, 4000, &Limits::new(3, 64), ToyConfig { end_rate: 15, ..ToyConfig::default() });
+    let finished = &rig.world.ledger.metrics.finished;
+    let mut sum = DraftCounts::default();
+    let (mut completion, mut steps, mut lookups) = (0, 0, 0);
+    for r in rig.heard.values().filter_map(|h| h.report.as_ref()) {
+        sum.add(&r.total);
+        completion += r.completion_tokens;
+        steps += r.steps;
+        lookups += r.suffix_lookups.lookups;
+    }
+    assert_eq!(totals(&rig), sum);
+    assert_eq!(finished.iter().map(|t| t.completion_tokens).sum::<u64>(), completion);
+    assert_eq!(finished.iter().map(|t| t.steps).sum::<u64>(), steps);
+    assert_eq!(finished.iter().map(|t| t.suffix_lookups.lookups).sum::<u64>(), lookups);
+    let off = &finished[Strategy::Off as usize];
+    assert_eq!((off.steps, off.total), (off.plain, DraftCounts::default()));
+}
+
+#[test]
+fn windows_fit_what_is_left() {
+    let always = ToyConfig { mtp_accuracy: 1000, ..ToyConfig::default() };
+    let mut spec = speculation(Strategy::MtpSuffix, 15);
+    spec.mtp_tokens = 15;
+    for max_tokens in 1..20 {
+        // Budget: never a draft whose bonus could not be committed.
+        let s = submission(0, &[1, 2, 3, 4], max_tokens, spec);
+        let rig = run_one(always.clone(), &Limits::new(1, 128), &s);
+        let r = rig.of(0).report.as_ref().unwrap();
+        assert_eq!(r.completion_tokens, u64::from(max_tokens));
+        assert!(r.total.drafted < u64::from(max_tokens).max(1) && r.total.discarded == 0, "{r:?}");
+        // Context: the last position is reached, and no page past it is asked for.
+        let context = 5 + max_tokens as usize;
+        let s = submission(0, &[1, 2, 3, 4], 1000, spec);
+        let rig = run_one(always.clone(), &Limits::new(1, context), &s);
+        assert_eq!(rig.of(0).outcome.finish, Some(Finish::ContextFull));
+        assert_eq!(rig.of(0).outcome.tokens.len(), context - 4);
+    }
+}
+
+#[test]
+fn any_draft_may_come() {
+    // Never right, ids past the vocabulary, a chain that is always cut short.
+    let config = ToyConfig { mtp_accuracy: 0, ..ToyConfig::default() };
+    let mut spec = speculation(Strategy::Mtp, 15);
+    spec.mtp_tokens = 15;
+    let rig = run_one(config, &Limits::new(1, 1024), &submission(0, &[1, 2, 3], 900, spec));
+    let r = rig.of(0).report.as_ref().unwrap();
+    assert!(r.mtp.trimmed > 0 && r.mtp.rejected > 100, "{r:?}");
+}
+
+#[test]
+fn a_fault_ends_its_own_request_only() {
+    let config = ToyConfig { fault_at: 20, mtp_accuracy: 1000, ..ToyConfig::default() };
+    let mut rig = Rig::new(&Limits::new(3, 64), config);
+    let hit = greedy(0, Strategy::Mtp, 7, 40);
+    let spared = submission(1, &[1; 30], 20, speculation(Strategy::MtpSuffix, 7));
+    let at_once = submission(2, &[1, POISON.0], 20, speculation(Strategy::Mtp, 7));
+    for s in [&hit, &spared, &at_once] {
+        rig.submit(s);
+    }
+    rig.settle();
+    for s in [&hit, &spared, &at_once] {
+        rig.assert_reference(s);
+    }
+    assert_eq!((rig.of(0).outcome.finish, rig.of(0).outcome.tokens.len()), (Some(Finish::Fault), 16));
+    assert_eq!(rig.of(1).outcome.finish, Some(Finish::MaxTokens));
+    assert_eq!((rig.of(2).outcome.finish, rig.of(2).outcome.tokens.len()), (Some(Finish::Fault), 0));
+    rig.assert_empty();
+}
+
+#[test]
+fn the_suffix_history_is_the_requests_own() {
+    // The first request leaves a text; the second, on the same row, ends in a piece of it.
+    let config = ToyConfig { order: 4, ..ToyConfig::default() };
+    let mut rig = Rig::new(&Limits::new(1, 512), config);
+    let first = submission(0, &[1, 2, 3, 4, 5, 6], 400, speculation(Strategy::NgramSuffix, 8));
+    rig.submit(&first);
+    rig.settle();
+    let text = rig.of(0).outcome.tokens.clone();
+    let prompt: Vec<u32> = text[100..104].iter().map(|t| t.0).collect();
+    let second = submission(1, &prompt, 4, speculation(Strategy::NgramSuffix, 8));
+    rig.submit(&second);
+    rig.settle();
+    rig.assert_reference(&second);
+    let r = rig.of(1).report.as_ref().unwrap();
+    assert_eq!((r.suffix.proposed, r.suffix_lookups.hits), (0, 0), "{r:?}");
+    assert_ne!(rig.of(0).request, rig.of(1).request, "another generation of the same row");
+    assert_eq!(rig.of(0).request.unwrap().slot, rig.of(1).request.unwrap().slot);
+}
+
+#[test]
+fn the_mtp_cache_is_filled_whatever_the_strategy() {
+    for strategy in Strategy::ALL {
+        let config = ToyConfig { hidden_rows: 9, ..ToyConfig::default() };
+        let mut rig = Rig::new(&Limits::new(1, 128), config);
+        rig.submit(&submission(0, &[1, 2, 3, 4, 5], 100, speculation(strategy, 4)));
+        while rig.of_len(0) < 60 {
+            rig.tick();
+        }
+        let slot = rig.slot(0).unwrap();
+        let r = &rig.world.ledger.requests;
+        let (kv, mtp) = (r.kv_len[slot.index()], r.mtp_len[slot.index()]);
+        assert!(mtp + 9 > kv, "{strategy:?}: MTP cache {mtp} of {kv}");
+        rig.settle();
+        rig.assert_reference(&submission(0, &[1, 2, 3, 4, 5], 100, speculation(strategy, 4)));
+    }
+}
+
+#[test]
+fn decoding_goes_on_under_a_long_prompt_and_prompts_under_decoding() {
+    let limits = Limits { prefill_chunk: 512, ..Limits::new(4, 2048) };
+    let mut rig = Rig::new(&limits, ToyConfig { hidden_rows: 512, ..ToyConfig::default() });
+    for ticket in 0..3 {
+        rig.submit(&submission(ticket, &[1, 2, ticket as u32], 200, speculation(Strategy::MtpSuffix, 32)));
+    }
+    for _ in 0..5 {
+        rig.tick();
+    }
+    let long: Vec<u32> = (0..1900).map(|i| i % 13).collect();
+    rig.submit(&submission(3, &long, 5, speculation(Strategy::Off, 0)));
+    let before = rig.ticks;
+    while rig.heard.get(&Ticket(3)).is_none_or(|h| h.outcome.tokens.is_empty()) {
+        let had: Vec<usize> = (0..3).map(|t| rig.of(t).outcome.tokens.len()).collect();
+        rig.tick();
+        for t in 0..3 {
+            let h = rig.of(t);
+            assert!(h.report.is_some() || h.outcome.tokens.len() > had[t as usize], "every row, every tick");
+        }
+    }
+    // At least PREFILL_ROWS_MIN rows a tick, and one tick each for admission and the anchor.
+    assert!(rig.ticks - before <= 1900u64.div_ceil(64) + 2, "{}", rig.ticks - before);
+    rig.settle();
+    rig.assert_empty();
+}
+
+#[test]
+fn admission_is_in_turn() {
+    let mut rig = Rig::new(&Limits::new(2, 64), ToyConfig::default());
+    for ticket in 0..10 {
+        rig.submit(&greedy(ticket, Strategy::ALL[ticket as usize % 4], 4, 5 + ticket as u32));
+    }
+    rig.settle();
+    let first: Vec<u64> = (0..10).map(|t| rig.of(t).ticks[0]).collect();
+    assert!(first.windows(2).all(|w| w[0] <= w[1]), "{first:?}");
+}
+
+#[test]
+fn too_few_pages_preempt_the_youngest_and_change_nothing() {
+    // The pool holds one whole context; four requests would each fill it.
+    let limits = Limits { pages: 6, ..Limits::new(4, 96) };
+    let mut rig = Rig::new(&limits, ToyConfig::default());
+    let all: Vec<Submission> =
+        (0..4).map(|t| submission(t, &[1, 2, 3, t as u32], 92, speculation(Strategy::ALL[t as usize], 7))).collect();
+    all.iter().for_each(|s| rig.submit(s));
+    let mut ticks = 0;
+    while (0..4).any(|t| rig.heard.get(&Ticket(t)).is_none_or(|h| h.report.is_none())) {
+        let had = rig.heard.get(&Ticket(0)).map_or(0, |h| h.outcome.tokens.len());
+        rig.tick();
+        ticks += 1;
+        assert!(ticks < 2000, "no livelock");
+        if let Some(h) = rig.heard.get(&Ticket(0)).filter(|h| had > 0 && h.report.is_none()) {
+            assert!(h.outcome.tokens.len() > had, "the oldest is never held up");
+        }
+    }
+    for s in &all {
+        rig.assert_reference(s);
+    }
+    assert_eq!(rig.of(0).report.as_ref().unwrap().preempted, 0);
+    assert!(rig.of(3).report.as_ref().unwrap().preempted > 0);
+    rig.assert_empty();
+}
+
+#[test]
+fn drafts_are_trimmed_before_anyone_is_preempted() {
+    // Two rows, and pages for what they commit but not for wide windows.
+    let limits = Limits { pages: 4, ..Limits::new(2, 64) };
+    let mut rig = Rig::new(&limits, ToyConfig { mtp_accuracy: 1000, ..ToyConfig::default() });
+    let mut spec = speculation(Strategy::Mtp, 15);
+    spec.mtp_tokens = 15;
+    let all = [submission(0, &[1, 2, 3], 28, spec), submission(1, &[3, 2, 1], 28, spec)];
+    all.iter().for_each(|s| rig.submit(s));
+    rig.settle();
+    for s in &all {
+        rig.assert_reference(s);
+        assert_eq!(rig.of(s.ticket.0).report.as_ref().unwrap().preempted, 0);
+    }
+    assert_eq!(rig.world.ledger.metrics.preempted, 0);
+}
+
+#[test]
+fn a_stalled_row_is_the_first_to_be_preempted() {
+    let limits = Limits { pages: 6, ..Limits::new(2, 96) };
+    let mut rig = Rig::new(&limits, ToyConfig::default());
+    let old = submission(0, &[1; 40], 50, speculation(Strategy::Off, 0));
+    let young = submission(1, &[2; 20], 70, speculation(Strategy::Off, 0));
+    rig.submit(&old);
+    rig.submit(&young);
+    while rig.of_len(0) < 3 {
+        rig.tick();
+    }
+    rig.send(Command::Pause(Ticket(0)));
+    while rig.heard[&Ticket(1)].report.is_none() {
+        rig.tick();
+    }
+    assert_eq!(rig.of(1).report.as_ref().unwrap().preempted, 0);
+    let slot = rig.slot(0).unwrap();
+    assert_eq!(rig.world.ledger.requests.phase[slot.index()], Phase::Preempted);
+    rig.send(Command::Resume(Ticket(0)));
+    rig.settle();
+    rig.assert_reference(&old);
+    rig.assert_reference(&young);
+    assert!(rig.of(0).report.as_ref().unwrap().stall_ns > 0);
+}
+
+#[test]
+fn a_slow_reader_stalls_its_row_alone() {
+    let mut rig = Rig::new(&Limits::new(2, 128), ToyConfig::default());
+    let all = [greedy(0, Strategy::MtpSuffix, 4, 100), greedy(1, Strategy::MtpSuffix, 4, 100)];
+    all.iter().for_each(|s| rig.submit(s));
+    while rig.of_len(0) == 0 {
+        rig.tick();
+    }
+    rig.send(Command::Pause(Ticket(0)));
+    rig.tick();
+    let had = rig.of_len(0);
+    for _ in 0..20 {
+        let other = rig.of_len(1);
+        rig.tick();
+        assert_eq!(rig.of_len(0), had, "a paused row commits nothing");
+        assert!(rig.of_len(1) > other || rig.of(1).report.is_some());
+    }
+    rig.send(Command::Resume(Ticket(0)));
+    rig.settle();
+    all.iter().for_each(|s| rig.assert_reference(s));
+    assert!(rig.of(0).report.as_ref().unwrap().stall_ns > 0);
+    assert_eq!(rig.of(1).report.as_ref().unwrap().stall_ns, 0);
+}
+
+#[test]
+fn a_full_event_channel_stalls_rows_and_not_the_tick() {
+    let mut rig = Rig::new(&Limits { events: 1, ..Limits::new(3, 128) }, ToyConfig::default());
+    let all: Vec<Submission> = (0..6).map(|t| greedy(t, Strategy::Mtp, 4, 50)).collect();
+    all.iter().for_each(|s| rig.submit(s));
+    for _ in 0..200 {
+        rig.tick_deaf();
+    }
+    assert!(!rig.world.moved(), "every row waits for the reader");
+    assert!(rig.world.ledger.outbox.len() <= 1 + 3 * 3, "{}", rig.world.ledger.outbox.len());
+    rig.listen();
+    rig.settle();
+    all.iter().for_each(|s| rig.assert_reference(s));
+    rig.assert_empty();
+}
+
+#[test]
+fn refusals_name_their_reason() {
+    let limits = Limits { waiting: 2, ..Limits::new(1, 64) };
+    let mut rig = Rig::new(&limits, ToyConfig { hidden_rows: 0, ..ToyConfig::default() });
+    rig.submit(&greedy(0, Strategy::Off, 0, 50));
+    rig.tick();
+    let off = speculation(Strategy::Off, 0);
+    rig.submit(&submission(1, &[], 5, off));
+    rig.submit(&submission(2, &[1; 64], 5, off));
+    rig.submit(&submission(3, &[VOCAB as u32], 5, off));
+    rig.submit(&submission(4, &[1], 5, speculation(Strategy::Mtp, 3)));
+    for ticket in 5..8 {
+        rig.submit(&submission(ticket, &[1; 63], 5, off));
+    }
+    rig.tick();
+    let refused = |t: u64| rig.of(t).refused.clone().unwrap();
+    assert_eq!(refused(1), AdmitError::EmptyPrompt);
+    assert_eq!(refused(2), AdmitError::PromptTooLong { prompt: 64, context: 64 });
+    assert_eq!(refused(3), AdmitError::BadToken { token: VOCAB as u32, vocab: VOCAB });
+    assert!(matches!(refused(4), AdmitError::StrategyUnavailable { strategy: "mtp", .. }));
+    assert_eq!(refused(7), AdmitError::QueueFull { waiting: 2 });
+    rig.settle();
+    assert_eq!(rig.of(5).outcome.tokens.len(), 1, "a prompt of context - 1 leaves one token");
+    assert_eq!(rig.of(5).outcome.finish, Some(Finish::ContextFull));
+    rig.assert_empty();
+}
+
+#[test]
+fn no_tokens_wanted_none_given() {
+    let mut rig = Rig::new(&Limits::new(1, 64), ToyConfig::default());
+    rig.submit(&greedy(0, Strategy::MtpSuffix, 4, 0));
+    rig.settle();
+    assert_eq!((rig.of(0).outcome.finish, rig.of(0).outcome.tokens.len()), (Some(Finish::MaxTokens), 0));
+    assert_eq!(rig.of(0).report.as_ref().unwrap().first, 0);
+    rig.assert_empty();
+}
+
+#[test]
+fn a_cancelled_request_is_gone_within_a_tick() {
+    let limits = Limits { prefill_chunk: 8, ..Limits::new(1, 128) };
+    for ticks in 0..30 {
+        let mut rig = Rig::new(&limits, ToyConfig::default());
+        let gone = submission(0, &[1; 60], 60, speculation(Strategy::MtpSuffix, 8));
+        let next = greedy(1, Strategy::MtpSuffix, 8, 20);
+        rig.submit(&gone);
+        rig.submit(&next);
+        for _ in 0..ticks {
+            rig.tick();
+        }
+        let heard = rig.heard.get(&Ticket(0)).map(|h| h.outcome.clone());
+        rig.send(Command::Cancel(Ticket(if ticks % 7 == 3 { 1 } else { 0 })));
+        rig.tick();
+        if ticks % 7 == 3 {
+            // Cancelled while it waits; the one that runs goes on.
+            rig.settle();
+            assert!(!rig.heard.contains_key(&Ticket(1)) || rig.of(0).report.is_some());
+            rig.assert_reference(&gone);
+        } else {
+            assert_eq!(rig.heard.get(&Ticket(0)).map(|h| h.outcome.clone()), heard, "nothing more is said");
+            assert!(rig.slot(0).is_none());
+            let l = &rig.world.ledger;
+            let next_holds = rig.slot(1).map_or(0, |s| l.pages.blocks(s));
+            assert_eq!(l.pages.free_len() + next_holds, l.pages.len());
+            // A late cancel of the old ticket does not reach the row's next owner.
+            rig.tick();
+            rig.send(Command::Cancel(Ticket(0)));
+            rig.settle();
+            rig.assert_reference(&next);
+        }
+        rig.assert_empty();
+    }
+}
+
+#[test]
+fn a_fork_shares_pages_and_goes_its_own_way() {
+    let limits = Limits { pages: 12, ..Limits::new(3, 96) };
+    let mut rig = Rig::new(&limits, ToyConfig::default());
+    let mut parent = submission(0, &[1, 2, 3, 4, 5], 60, speculation(Strategy::MtpSuffix, 6));
+    parent.sampling = Sampling { temperature: 1.0, seed: 3, ..Sampling::greedy() };
+    rig.submit(&parent);
+    while rig.of_len(0) < 20 {
+        rig.tick();
+    }
+    let from = rig.slot(0).unwrap();
+    let used = limits.pages - rig.world.ledger.pages.free_len();
+    for (ticket, choice) in [(1, 1), (2, 0)] {
+        assert!(rig.world.fork(from, Ticket(ticket), choice).is_some());
+    }
+    assert!(rig.world.fork(from, Ticket(3), 2).is_none(), "no row is free");
+    rig.world.check();
+    assert_eq!(limits.pages - rig.world.ledger.pages.free_len(), used, "every page is shared");
+    let told = rig.of(0).outcome.clone();
+    for ticket in [1, 2] {
+        rig.heard.entry(Ticket(ticket)).or_default().outcome = told.clone();
+    }
+    rig.tick();
+    let now = limits.pages - rig.world.ledger.pages.free_len();
+    assert!(now > used && now < 3 * used, "only what is written is copied: {now} after {used}");
+    rig.settle();
+    rig.assert_reference(&parent);
+    for (ticket, choice) in [(1, 1), (2, 0)] {
+        let mut s = parent.clone();
+        s.ticket = Ticket(ticket);
+        s.sampling.choice = choice;
+        rig.assert_reference_after(&s, &told.tokens);
+    }
+    assert_eq!(rig.of(2).outcome, rig.of(0).outcome, "the same choice draws the same");
+    assert_ne!(rig.of(1).outcome, rig.of(0).outcome, "another choice draws its own");
+    rig.assert_empty();
+}
+
+fn adaptive(strategy: Strategy) -> Speculation {
+    Speculation { policy: WindowPolicy::Adaptive, window_initial: 4, ..speculation(strategy, 16) }
+}
+
+#[test]
+fn speculation_that_does_not_pay_is_turned_down_and_tried_again() {
+    for strategy in [Strategy::Mtp, Strategy::MtpSuffix] {
+        let mut rig = Rig::new(&Limits::new(1, 1024), ToyConfig { mtp_accuracy: 100, ..ToyConfig::default() });
+        // Every row costs a whole pass.
+        rig.world.ledger.cost = Cost::scripted(|rows| 1000.0 * rows as f64, 500.0);
+        let s = submission(0, &[1, 2, 3], 640, adaptive(strategy));
+        rig.submit(&s);
+        rig.settle();
+        rig.assert_reference(&s);
+        let r = rig.of(0).report.as_ref().unwrap();
+        assert_eq!(r.turned_down.map(|t| (t.after_step, t.reason)), Some((0, "cost")));
+        assert!((9..=11).contains(&r.windows), "one window every 64 tokens: {r:?}");
+        assert!(r.total.drafted <= r.windows, "{r:?}");
+    }
+}
+
+#[test]
+fn speculation_that_pays_is_widened() {
+    let mut rig = Rig::new(&Limits::new(1, 1024), ToyConfig { mtp_accuracy: 1000, ..ToyConfig::default() });
+    rig.world.ledger.cost = Cost::scripted(|rows| 1000.0 + 20.0 * rows as f64, 20.0);
+    let s = submission(0, &[1, 2, 3], 640, adaptive(Strategy::MtpSuffix));
+    rig.submit(&s);
+    rig.settle();
+    rig.assert_reference(&s);
+    let r = rig.of(0).report.as_ref().unwrap();
+    assert_eq!(r.turned_down, None);
+    assert!(r.completion_tokens > 4 * r.steps, "{r:?}");
+}
+
+#[test]
+fn times_are_ordered() {
+    let rig = run_one(ToyConfig::default(), &Limits::new(1, 128), &greedy(0, Strategy::MtpSuffix, 6, 50));
+    let r = rig.of(0).report.as_ref().unwrap();
+    assert_eq!(r.ttft_ns, r.queue_ns + r.prompt_ns);
+    assert!(r.queue_ns > 0 && r.prompt_ns > 0 && r.predicted_ns > 0 && r.mtp_draft_ns > 0, "{r:?}");
+    assert!(r.ttft_ns + r.predicted_ns <= r.total_ns);
+    assert!(r.suffix_lookups.lookup_ns_max <= r.suffix_lookups.lookup_ns);
+}
+
+#[test]
+fn a_stop_that_is_never_complete_loses_nothing() {
+    let config = ToyConfig::default();
+    let mut s = greedy(0, Strategy::MtpSuffix, 7, 40);
+    let text = reference(&config, 128, &s).text;
+    // The text, but for one more byte: held back to the very end, then released.
+    let bytes = text.as_bytes();
+    let whole = [&bytes[bytes.len() / 2..], b"@"].concat();
+    s.stop = Stop { strings: vec![whole], ..Stop::default() };
+    let rig = run_one(config, &Limits::new(1, 128), &s);
+    assert_eq!(rig.of(0).outcome.text, text);
+}

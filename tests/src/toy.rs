@@ -45,11 +45,30 @@ pub struct ToyConfig {
     pub end_rate: u64,
     /// Nanoseconds of a pass: first row, each further row, each step of the chain.
     pub cost: (u64, u64, u64),
+    /// The pass at which the toy panics; 0 = never.
+    pub panic_at: u64,
+    /// Right drafts of each MTP chain in turn, wrong ones behind them; then and if empty `mtp_accuracy` holds.
+    pub mtp_script: Vec<usize>,
+    /// History length after which the end token is certain; 0 = none.
+    pub end_at: usize,
+    /// History length after which no logit is finite; 0 = none.
+    pub fault_at: usize,
 }
 
 impl Default for ToyConfig {
     fn default() -> Self {
-        Self { seed: 1, order: 2, mtp_accuracy: 800, hidden_rows: 64, end_rate: 0, cost: (1000, 50, 100) }
+        Self {
+            seed: 1,
+            order: 2,
+            mtp_accuracy: 800,
+            hidden_rows: 64,
+            end_rate: 0,
+            cost: (1000, 50, 100),
+            panic_at: 0,
+            mtp_script: Vec::new(),
+            end_at: 0,
+            fault_at: 0,
+        }
     }
 }
 
@@ -67,13 +86,13 @@ fn digest(before: u64, token: TokenId) -> u64 {
 /// The target: logits after a history.
 pub fn logits(config: &ToyConfig, history: &[TokenId], out: &mut Vec<f32>) {
     out.clear();
-    if history.last() == Some(&POISON) {
+    if history.last() == Some(&POISON) || (config.fault_at > 0 && history.len() == config.fault_at) {
         out.resize(VOCAB, f32::NAN);
         return;
     }
     let key = history[history.len().saturating_sub(config.order)..].iter().fold(config.seed, |d, t| digest(d, *t));
     out.extend((0..VOCAB as u64).map(|v| (mix(key, v) % 4096) as f32 / 512.0));
-    let end = mix(key, 777) % 1000 < config.end_rate;
+    let end = mix(key, 777) % 1000 < config.end_rate || (config.end_at > 0 && history.len() == config.end_at);
     out[END.index()] = if end { 20.0 } else { -20.0 };
     out[POISON.index()] = f32::NEG_INFINITY;
 }
@@ -139,6 +158,8 @@ pub struct Toy {
     checkpoint: BTreeMap<CheckpointId, State>,
     scratch: Scratch,
     row: Vec<f32>,
+    passes: u64,
+    chains: usize,
 }
 
 impl Toy {
@@ -162,6 +183,8 @@ impl Toy {
             checkpoint: BTreeMap::new(),
             scratch: Scratch::default(),
             row: Vec::new(),
+            passes: 0,
+            chains: 0,
             config,
         }
     }
@@ -256,6 +279,8 @@ impl Toy {
                 assert_eq!(s.mtp_len, s.kv_len + 1, "{state}: a chain starts at the anchor");
                 let last = s.kv_len as usize + depth as usize;
                 assert!(pages.len() * PAGE_TOKENS >= last, "{state}: a chain of {depth} without pages");
+                let script = self.config.mtp_script.get(self.chains).copied();
+                self.chains += 1;
                 let mut known = history;
                 known.push(*tokens.last().expect("not empty"));
                 for j in 0..depth as usize {
@@ -267,7 +292,10 @@ impl Toy {
                     logits(&self.config, &known, &mut self.row);
                     let right = sample::pick(&self.row, None).unwrap_or(TokenId(0));
                     let h = mix(digest(self.config.seed ^ 99, right), known.len() as u64);
+                    let wrong = TokenId((right.0 + 1) % 26);
                     let token = match h % 1000 {
+                        _ if script.is_some_and(|n| j < n) => right,
+                        _ if script.is_some() => wrong,
                         r if r < self.config.mtp_accuracy => right,
                         // Anything may be drafted, ids past the vocabulary included.
                         r if r > 990 => TokenId(VOCAB as u32 + 5),
@@ -290,6 +318,8 @@ impl Toy {
         if work.state.is_empty() {
             return;
         }
+        self.passes += 1;
+        assert!(self.passes != self.config.panic_at, "the toy was told to panic");
         let rows = work.token.len();
         assert!(rows <= self.step_rows, "{rows} rows of at most {}", self.step_rows);
         assert_eq!(work.source.len(), rows);
@@ -439,6 +469,11 @@ pub struct Outcome {
 
 /// Plain decoding without an engine: the naive rules, one token at a time.
 pub fn reference(config: &ToyConfig, context: usize, s: &Submission) -> Outcome {
+    reference_after(config, context, s, &[])
+}
+
+/// [`reference`] of a choice whose first tokens are `given`, whoever chose them.
+pub fn reference_after(config: &ToyConfig, context: usize, s: &Submission, given: &[TokenId]) -> Outcome {
     let pieces = pieces();
     let mut scratch = Scratch::default();
     let mut row = Vec::new();
@@ -450,7 +485,8 @@ pub fn reference(config: &ToyConfig, context: usize, s: &Submission) -> Outcome 
         let position = out.tokens.len() as u32;
         let edits = naive_edits(&s.sampling, &s.stop, &pieces, &history, s.prompt.len(), position);
         let filters = rules::filters(&s.sampling);
-        let token = match sample::choose(&mut row, &mut scratch, &filters, position, &edits, None) {
+        let chosen = sample::choose(&mut row, &mut scratch, &filters, position, &edits, None);
+        let token = match given.get(position as usize).map_or(chosen, |t| Ok(*t)) {
             Ok(token) => token,
             Err(Fault::NonFinite) => {
                 out.finish = Some(Finish::Fault);
@@ -676,6 +712,11 @@ impl Rig {
         &self.heard[&Ticket(ticket)]
     }
 
+    /// Tokens that a ticket has heard so far.
+    pub fn of_len(&self, ticket: u64) -> usize {
+        self.heard.get(&Ticket(ticket)).map_or(0, |h| h.outcome.tokens.len())
+    }
+
     /// Asserts that nobody holds anything.
     pub fn assert_empty(&self) {
         let l = &self.world.ledger;
@@ -692,8 +733,13 @@ impl Rig {
 
     /// Asserts that a finished choice is what plain decoding without an engine gives.
     pub fn assert_reference(&self, submission: &Submission) {
+        self.assert_reference_after(submission, &[]);
+    }
+
+    /// [`Self::assert_reference`] of a choice whose first tokens were `given`.
+    pub fn assert_reference_after(&self, submission: &Submission, given: &[TokenId]) {
         let heard = &self.heard[&submission.ticket];
-        let want = reference(&self.config, self.world.ledger.limits.context, submission);
+        let want = reference_after(&self.config, self.world.ledger.limits.context, submission, given);
         assert_eq!(heard.outcome, want, "{submission:?}\n{:?}", heard.report);
         let report = heard.report.as_ref().expect("finished");
         engine::tables::counters::check(report);
