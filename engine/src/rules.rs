@@ -206,7 +206,7 @@ mod tests {
         let at = |stop: &Stop, p| banned(stop, &pieces, p).map(|t| t.0).collect::<Vec<_>>();
         let stop = Stop { tokens: ids(&[0]), min_tokens: 2, ..Stop::default() };
         assert_eq!(at(&stop, 1), [1, 0]);
-        assert_eq!(at(&stop, 2), []);
+        assert!(at(&stop, 2).is_empty());
         let ignore = Stop { ignore_eos: true, ..Stop::default() };
         assert_eq!(at(&ignore, 99), [1]);
         assert!(!ends(&ignore, &pieces, TokenId(1)) && ends(&stop, &pieces, TokenId(0)));

@@ -143,7 +143,10 @@ fn run_speed(flags: &SpeedFlags) -> Result<(), Failure> {
     if flags.json {
         return print(&found);
     }
-    println!("prefill {:.1} tok/s, decode {:.2} tok/s, {} threads", found.prefill_tok_s, found.decode_tok_s, found.threads);
+    println!(
+        "prefill {:.1} tok/s, decode {:.2} tok/s, {} threads",
+        found.prefill_tok_s, found.decode_tok_s, found.threads
+    );
     for (rows, ms) in &found.rows_ms {
         println!("{rows:>4} rows {ms:>9.3} ms");
     }

@@ -41,8 +41,7 @@ fn main() -> ExitCode {
 }
 
 fn run(args: &ServeArgs) -> Result<u8, Box<dyn std::error::Error>> {
-    let file = start::open(args).map_err(LoadError::from)?;
-    let context = args.context(start::context_train(&file).map_err(LoadError::from)?);
+    let context = args.context(start::context_train(args)?);
     if args.low.limits {
         print!("{}", limits_table(context));
         return Ok(0);
@@ -54,7 +53,7 @@ fn run(args: &ServeArgs) -> Result<u8, Box<dyn std::error::Error>> {
         ..Config::local(args.low.port, context)
     };
     let mut server = Server::start(config)?;
-    let (parts, engine) = start::load(args, &file)?;
+    let (parts, engine) = start::load(args)?;
     let model = parts.info.id.clone();
     let strategy = parts.spec.default.strategy.name();
     server.serve(parts)?;

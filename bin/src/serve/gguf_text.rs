@@ -4,8 +4,6 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use engine::ids::TokenId;
-use engine::pieces::{PieceFlags, Pieces};
-use engine_io::gguf::meta::Meta;
 use engine_io::text::{ChatTemplate, EncodeOptions, RenderInput, TemplateError, TemplateLimits, Tokenizer};
 
 use crate::serve::model::{Caps, Conversation, Rendered, TextModel};
@@ -16,49 +14,15 @@ pub struct GgufText {
     template: Option<ChatTemplate>,
 }
 
-/// Why a file's text side cannot be used.
-#[derive(Debug, thiserror::Error)]
-pub enum TextLoadError {
-    /// The tokenizer.
-    #[error(transparent)]
-    Tokenizer(#[from] engine_io::Error),
-    /// The template.
-    #[error("{file}: {source}")]
-    Template {
-        /// The model file.
-        file: String,
-        /// What is wrong with it.
-        source: TemplateError,
-    },
-}
-
 impl GgufText {
-    /// Reads both from a model's metadata.
+    /// Compiles the template of a tokenizer's file.
     ///
     /// # Errors
-    /// A tokenizer or template that this program cannot follow exactly.
-    pub fn load(meta: &Meta) -> Result<Self, TextLoadError> {
-        let tokenizer = Tokenizer::from_meta(meta)?;
+    /// A template that this program cannot follow exactly.
+    pub fn new(tokenizer: Arc<Tokenizer>) -> Result<Self, TemplateError> {
         let compile = |source: &str| ChatTemplate::new(source, &tokenizer, TemplateLimits::default());
-        let template = tokenizer
-            .chat_template()
-            .map(compile)
-            .transpose()
-            .map_err(|source| TextLoadError::Template { file: meta.file().to_owned(), source })?;
-        Ok(Self { tokenizer: Arc::new(tokenizer), template })
-    }
-
-    /// The bytes and flags of every token, for the engine.
-    pub fn pieces(&self) -> Pieces {
-        let from = self.tokenizer.pieces();
-        let mut pieces = Pieces::new();
-        for id in 0..from.len() as u32 {
-            let mut flags = PieceFlags::empty();
-            flags.set(PieceFlags::CONTROL, from.is_control(id));
-            flags.set(PieceFlags::END, from.is_end(id));
-            pieces.push(from.bytes(id), flags);
-        }
-        pieces
+        let template = tokenizer.chat_template().map(compile).transpose()?;
+        Ok(Self { tokenizer, template })
     }
 
     fn knows(&self, token: TokenId) -> bool {

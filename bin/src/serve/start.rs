@@ -12,14 +12,15 @@ use engine::model::load::{LoadOptions, Repack};
 use engine::model::{Model, ModelError, MtpStatus};
 use engine::step::Executor as _;
 use engine_io::gguf::meta::Meta;
+use engine_io::text::TemplateError;
 use engine_io::{ModelFile, OpenOptions};
 use engine_kernels::ops::kv_cache::KvType;
 use engine_kernels::{Activation, Isa};
 
 use crate::bench::options::{KvFlag, RepackFlag};
-use crate::builtin;
 use crate::flags::ServeArgs;
-use crate::serve::gguf_text::{GgufText, TextLoadError};
+use crate::open::{BUILT_IN, ModelSource, Opened};
+use crate::serve::gguf_text::GgufText;
 use crate::serve::info::{ModelInfo, SamplingDefaults};
 use crate::serve::{Parts, SpecConfig, TextModel as _};
 
@@ -32,9 +33,14 @@ pub enum LoadError {
     /// The model in it.
     #[error(transparent)]
     Model(#[from] ModelError),
-    /// Its tokenizer or template.
-    #[error(transparent)]
-    Text(#[from] TextLoadError),
+    /// Its chat template.
+    #[error("{file}: {source}")]
+    Template {
+        /// The model file.
+        file: String,
+        /// What is wrong with it.
+        source: TemplateError,
+    },
     /// Flags that this model cannot meet.
     #[error("{0}")]
     Unmet(String),
@@ -50,50 +56,50 @@ impl LoadError {
     /// Exit code of the process: 3 for an input that is refused, 2 for flags, 1 for the machine.
     pub fn code(&self) -> u8 {
         match self {
-            Self::File(_) | Self::Model(_) | Self::Text(_) | Self::Unmet(_) => 3,
+            Self::File(_) | Self::Model(_) | Self::Template { .. } | Self::Unmet(_) => 3,
             Self::Limits(_) => 2,
             Self::Start(_) => 1,
         }
     }
 }
 
-/// Opens the model that the flags name, or the built-in one.
-///
-/// # Errors
-/// As [`ModelFile::open`].
-pub fn open(args: &ServeArgs) -> Result<ModelFile, engine_io::Error> {
-    match &args.low.model {
-        Some(path) => ModelFile::open(path, OpenOptions { mmap: !args.low.no_mmap, strict: args.low.strict }),
-        None => ModelFile::from_static(builtin::bytes(), builtin::NAME),
-    }
+fn source(args: &ServeArgs) -> ModelSource {
+    args.low.model.clone().into()
 }
 
-/// Tokens that the model was made for.
+/// Opens the model that the flags name, or the built-in one, and reads how many tokens it was made for.
 ///
 /// # Errors
-/// If the hyperparameters cannot be read.
-pub fn context_train(file: &ModelFile) -> Result<usize, ModelError> {
-    engine::model::Config::read(file.meta()).map(|config| config.context_train)
+/// If the file cannot be opened or its hyperparameters cannot be read.
+pub fn context_train(args: &ServeArgs) -> Result<usize, LoadError> {
+    let file = source(args).open(open_options(args))?;
+    Ok(engine::model::Config::read(file.meta())?.context_train)
+}
+
+fn open_options(args: &ServeArgs) -> OpenOptions {
+    OpenOptions { mmap: !args.low.no_mmap, strict: args.low.strict }
 }
 
 /// Loads the model and starts its engine.
 ///
 /// # Errors
 /// [`LoadError`].
-pub fn load(args: &ServeArgs, file: &ModelFile) -> Result<(Parts, EngineHandle), LoadError> {
-    for warning in file.warnings() {
-        tracing::warn!("{warning}");
-    }
-    let text = GgufText::load(file.meta())?;
+pub fn load(args: &ServeArgs) -> Result<(Parts, EngineHandle), LoadError> {
     let repack = match args.low.repack {
         RepackFlag::Auto => Repack::Auto,
         RepackFlag::On => Repack::On,
         RepackFlag::Off => Repack::Off,
     };
-    let model = Arc::new(Model::load(file, None, LoadOptions { repack, strict: args.low.strict })?);
+    let load = LoadOptions { repack, strict: args.low.strict };
+    let Opened { file, model, tokenizer, pieces } = Opened::new(&source(args), open_options(args), load)?;
+    for warning in file.warnings() {
+        tracing::warn!("{warning}");
+    }
     for name in &model.unexpected {
         tracing::warn!(tensor = name, "nothing reads this tensor");
     }
+    let template = |source| LoadError::Template { file: file.name(), source };
+    let text = GgufText::new(tokenizer).map_err(template)?;
     let train = model.config.context_train;
     let context = args.context(train);
     if context > train {
@@ -119,9 +125,8 @@ pub fn load(args: &ServeArgs, file: &ModelFile) -> Result<(Parts, EngineHandle),
         MtpStatus::Unavailable(reason) => LoadError::Unmet(format!("{message}: {reason}")),
         MtpStatus::Own | MtpStatus::Sidecar => LoadError::Unmet(message),
     })?;
-    let info = describe(args, file, &model, context, text.vocab());
+    let info = describe(args, &file, &model, context, text.vocab());
     let settings = Settings { schedule: args.schedule, cost: None };
-    let pieces = Arc::new(text.pieces());
     let handle = engine::engine::start(Box::new(executor), &limits, pieces, settings, Box::new(Monotonic::default()))?;
     let parts = Parts {
         model: Box::new(text),
@@ -152,7 +157,7 @@ fn describe(args: &ServeArgs, file: &ModelFile, model: &Model, n_ctx: usize, tok
     }
     let main_type = bytes_by_type.iter().max_by_key(|(_, bytes)| *bytes).map_or("none", |(name, _)| *name);
     ModelInfo {
-        id: path.map_or_else(|| builtin::NAME.to_owned(), |_| name_of(file)),
+        id: path.map_or_else(|| BUILT_IN.to_owned(), |_| name_of(file)),
         created: modified.map_or(0, seconds),
         n_ctx,
         n_ctx_train: model.config.context_train,
