@@ -4,5 +4,7 @@ mod forward;
 mod identity;
 mod schedule;
 mod smollm;
+mod schedule;
+mod serve;
 mod tick;
 mod tidy;
