@@ -3,8 +3,8 @@
 mod forward;
 mod identity;
 mod schedule;
-mod smollm;
-mod schedule;
 mod serve;
+mod smollm;
+mod suffix;
 mod tick;
 mod tidy;
