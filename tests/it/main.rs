@@ -1,5 +1,6 @@
 //! The one integration binary.
 
+mod built_in;
 mod forward;
 mod identity;
 mod schedule;
