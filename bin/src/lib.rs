@@ -2,5 +2,6 @@
 
 pub mod bench;
 pub mod embed;
+pub mod flags;
 pub mod open;
 pub mod serve;

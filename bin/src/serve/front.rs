@@ -391,6 +391,9 @@ impl Front {
         if head.method == Method::Options {
             return Ok(Decision::Answer(preflight(head)));
         }
+        if head.method == Method::Never {
+            return Err(ApiError::method_not_allowed("GET, HEAD, POST, OPTIONS"));
+        }
         let route = route?;
         route.check_method(head.method)?;
         if route.needs_key() && !self.keys.admit(head) {

@@ -10,6 +10,8 @@ pub(crate) enum Method {
     Post,
     Options,
     Delete,
+    /// TRACE and CONNECT: refused on every path.
+    Never,
     Other,
 }
 
@@ -21,6 +23,7 @@ impl Method {
             "POST" => Self::Post,
             "OPTIONS" => Self::Options,
             "DELETE" => Self::Delete,
+            "TRACE" | "CONNECT" => Self::Never,
             _ => Self::Other,
         }
     }
@@ -33,7 +36,7 @@ impl Method {
             Self::Post => "POST",
             Self::Options => "OPTIONS",
             Self::Delete => "DELETE",
-            Self::Other => "other",
+            Self::Never | Self::Other => "other",
         }
     }
 }

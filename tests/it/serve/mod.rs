@@ -1,0 +1,8 @@
+//! The server through its sockets: a scripted engine for what is about HTTP, the built-in model for the rest.
+
+mod client;
+mod errors;
+mod fake;
+mod framing;
+mod slow;
+mod streaming;
