@@ -12,9 +12,7 @@ use engine::clock::Monotonic;
 use engine::engine::{Settings, start};
 use engine::exec::{CpuExecutor, ExecOptions};
 use engine::ids::{Ticket, TokenId};
-use engine::limits::{
-    Limits, MTP_TOKENS_DEFAULT, SUFFIX_MAX_DEFAULT, SUFFIX_MIN_DEFAULT, WINDOW_MAX_DEFAULT,
-};
+use engine::limits::{Limits, MTP_TOKENS_DEFAULT, SUFFIX_MAX_DEFAULT, SUFFIX_MIN_DEFAULT, WINDOW_MAX_DEFAULT};
 use engine::model::load::LoadOptions;
 use engine::schedule::Schedule;
 use engine_bin::embed::{Outcome, run_all};
@@ -32,13 +30,8 @@ struct Args {
 }
 
 fn args() -> Args {
-    let mut out = Args {
-        source: ModelSource::BuiltIn,
-        policy: WindowPolicy::Adaptive,
-        rounds: 5,
-        threads: 1,
-        max_tokens: 400,
-    };
+    let mut out =
+        Args { source: ModelSource::BuiltIn, policy: WindowPolicy::Adaptive, rounds: 5, threads: 1, max_tokens: 400 };
     let mut words = std::env::args().skip(1).filter(|w| w != "--bench");
     while let Some(word) = words.next() {
         let mut value = || words.next().unwrap_or_else(|| panic!("{word} wants a value"));

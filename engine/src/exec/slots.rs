@@ -80,7 +80,12 @@ impl CpuExecutor {
         let cursor = self.cursors.get(state);
         let mut hidden = Vec::new();
         if self.shape.mtp {
-            assert!(cursor.mtp_len >= cursor.kv_len, "{state}: saved with {} of {} MTP rows", cursor.mtp_len, cursor.kv_len);
+            assert!(
+                cursor.mtp_len >= cursor.kv_len,
+                "{state}: saved with {} of {} MTP rows",
+                cursor.mtp_len,
+                cursor.kv_len
+            );
             hidden.resize(self.shape.d_model, 0.0);
             self.cursors.hidden_before(state, cursor.kv_len, &mut hidden);
         }

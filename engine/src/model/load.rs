@@ -117,9 +117,8 @@ fn matrices<'a>(
     for want in &plan.matrices {
         let file = file(want.from);
         let bytes = file.data(file.require(&want.name)?);
-        let mut matrix = Matrix::new(want.quant, want.n, want.k, Arc::new(bytes)).map_err(|reason| {
-            ModelError::Matrix { file: file.name(), tensor: want.name.clone(), reason }
-        })?;
+        let mut matrix = Matrix::new(want.quant, want.n, want.k, Arc::new(bytes))
+            .map_err(|reason| ModelError::Matrix { file: file.name(), tensor: want.name.clone(), reason })?;
         let cost = matrix.panel_bytes() as u64;
         if cost <= room {
             room -= cost;

@@ -164,11 +164,7 @@ fn refuse_sidecar(model: FileView<'_>) -> Result<(), ModelError> {
     if !is_sidecar(model) {
         return Ok(());
     }
-    Err(ModelError::Sidecar {
-        file: model.path.to_owned(),
-        arch: model.config.arch.name(),
-        block: model.config.trunk,
-    })
+    Err(ModelError::Sidecar { file: model.path.to_owned(), arch: model.config.arch.name(), block: model.config.trunk })
 }
 
 /// A sidecar must be one NextN block of a model with the target's shape and vocabulary.
@@ -179,7 +175,9 @@ fn check_sidecar(model: FileView<'_>, draft: FileView<'_>) -> Result<(), ModelEr
     }
     if !is_sidecar(draft) {
         let block = draft.config.trunk;
-        return not(format!("expected the tensors of blk.{block} alone, with nextn ones; found blocks of a trunk or none"));
+        return not(format!(
+            "expected the tensors of blk.{block} alone, with nextn ones; found blocks of a trunk or none"
+        ));
     }
     let (t, d) = (model.config, draft.config);
     let heads = |c: &Config| {
@@ -195,7 +193,11 @@ fn check_sidecar(model: FileView<'_>, draft: FileView<'_>) -> Result<(), ModelEr
         ("rope", format!("{:?}", d.rope), format!("{:?}", t.rope)),
         ("layer_norm_rms_epsilon", d.norm_eps.to_string(), t.norm_eps.to_string()),
         ("number of tokens", format!("{:?}", d.tokens.map(|l| l.len)), format!("{:?}", t.tokens.map(|l| l.len))),
-        ("hash of the token list", format!("{:x?}", d.tokens.map(|l| l.hash)), format!("{:x?}", t.tokens.map(|l| l.hash))),
+        (
+            "hash of the token list",
+            format!("{:x?}", d.tokens.map(|l| l.hash)),
+            format!("{:x?}", t.tokens.map(|l| l.hash)),
+        ),
     ];
     for (what, draft_value, target) in compare {
         if draft_value != target {

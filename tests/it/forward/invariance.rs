@@ -6,9 +6,7 @@ use engine::exec::{CpuExecutor, ExecOptions};
 use engine::ids::{CheckpointId, PageId, StateSlot, TokenId};
 use engine::limits::{Limits, PAGE_TOKENS};
 use engine::model::Model;
-use engine::step::{
-    Executor, Filters, MtpWork, NO_LOGPROBS, RowRules, SlotOp, Source, Step, StepResult, TrunkWork,
-};
+use engine::step::{Executor, Filters, MtpWork, NO_LOGPROBS, RowRules, SlotOp, Source, Step, StepResult, TrunkWork};
 use engine_bin::bench::single::{Single, Want};
 use engine_kernels::Isa;
 
@@ -117,11 +115,9 @@ fn cuts_and_windows_change_nothing() {
             assert_eq!(in_chunks(&model, &tokens, chunk, integer()), expected, "{path}: chunks of {chunk}");
         }
         for k in [0, 1, 2, 7, 15, 32, 47] {
-            for (name, accept) in [
-                ("none", (|_| 0) as fn(usize) -> usize),
-                ("all", |_| usize::MAX),
-                ("some", |tick| tick * 7 % 5),
-            ] {
+            for (name, accept) in
+                [("none", (|_| 0) as fn(usize) -> usize), ("all", |_| usize::MAX), ("some", |tick| tick * 7 % 5)]
+            {
                 if k > 7 && name == "none" {
                     continue; // as k = 7, at a higher price
                 }

@@ -1,8 +1,8 @@
 //! Files that contradict themselves, lack something or ask for what is not implemented: a typed error or a named reason,
 //! never a panic and never a different model. Each case is a small real model with one thing changed.
 
-use engine::model::{Model, ModelError, MtpStatus};
 use engine::model::load::LoadOptions;
+use engine::model::{Model, ModelError, MtpStatus};
 use engine_io::gguf::write::Layout;
 use engine_io::gguf::{Array, Meta, Value};
 use engine_io::{Error, ModelFile, TensorType};
@@ -148,7 +148,9 @@ fn keys_are_required_typed_and_in_range() {
 fn integer_widths_do_not_matter() {
     let mut edit = edit!(QWEN);
     let Some(model) = load(QWEN) else { return };
-    for (i, key) in ["block_count", "attention.head_count", "ssm.conv_kernel", "nextn_predict_layers"].iter().enumerate() {
+    for (i, key) in
+        ["block_count", "attention.head_count", "ssm.conv_kernel", "nextn_predict_layers"].iter().enumerate()
+    {
         let key = format!("qwen35.{key}");
         let n = edit.meta.require_u32(&key).unwrap();
         let value = [Value::U8(n as u8), Value::U64(n.into()), Value::I16(n as i16), Value::I64(n.into())];
@@ -300,10 +302,13 @@ fn ids_beyond_the_token_list_are_never_chosen() {
 fn block_counts_include_the_nextn_block() {
     let key = "qwen35.nextn_predict_layers";
     refused(&edit!(QWEN).set(key, Value::U32(7)), &[key, "7", "block_count"]);
-    trunk_only(&edit!(QWEN).set(key, Value::U32(0)).set("qwen35.block_count", Value::U32(6)).set(
-        "qwen35.attention.recurrent_layers",
-        Value::Array(Array::Bool(vec![true, true, false, true, true, false])),
-    ), &["blk.6.nextn.*", "no qwen35.nextn_predict_layers"]);
+    trunk_only(
+        &edit!(QWEN).set(key, Value::U32(0)).set("qwen35.block_count", Value::U32(6)).set(
+            "qwen35.attention.recurrent_layers",
+            Value::Array(Array::Bool(vec![true, true, false, true, true, false])),
+        ),
+        &["blk.6.nextn.*", "no qwen35.nextn_predict_layers"],
+    );
     trunk_only(&edit!(QWEN).drop(|n| n.starts_with("blk.6.")), &["nextn_predict_layers = 1", "no blk.6.nextn.*"]);
     trunk_only(&edit!(QWEN).drop(|n| n == "blk.6.attn_k.weight"), &["blk.6.attn_k.weight is missing"]);
     // Two NextN blocks: the second one is a trunk block by its tensors, so only the count is looked at.
@@ -348,7 +353,10 @@ fn per_block_arrays_and_scalars_agree() {
 
 #[test]
 fn delta_net_numbers_fit_together() {
-    refused(&edit!(QWEN).set("qwen35.ssm.time_step_rank", Value::U32(3)), &["ssm.time_step_rank", "3", "group_count 2"]);
+    refused(
+        &edit!(QWEN).set("qwen35.ssm.time_step_rank", Value::U32(3)),
+        &["ssm.time_step_rank", "3", "group_count 2"],
+    );
     refused(&edit!(QWEN).set("qwen35.ssm.inner_size", Value::U32(96)), &["ssm.inner_size", "96", "4", "32"]);
     refused(&edit!(QWEN).set("qwen35.ssm.conv_kernel", Value::U32(1)), &["ssm.conv_kernel", "1"]);
     let sections = "qwen35.rope.dimension_sections";
