@@ -52,7 +52,7 @@ impl Running {
 
     fn signal(&self, name: &str) {
         let status = Command::new("kill").arg(name).arg(self.child.id().to_string()).status().unwrap();
-        assert!(status.success());
+        assert!(status.success() || name != "-HUP");
     }
 
     fn end(&mut self) -> ExitStatus {
@@ -96,14 +96,21 @@ fn a_signal_ends_it_with_zero() {
 fn a_second_signal_does_not_wait() {
     for (signal, code) in [("-TERM", 143), ("-INT", 130)] {
         let mut running = Running::start(&["--ctx-size", "4096"]);
-        // Four thousand tokens that nobody reads to the end.
-        let body = json!({"prompt": "def ", "max_tokens": 4000, "ignore_eos": true, "stream": true});
+        // More than all buffers between here and there hold, and nobody reads it: it never finishes by itself.
+        let body = json!({"prompt": "def ", "max_tokens": 4000, "ignore_eos": true, "stream": true, "n": 4,
+            "logprobs": 20});
         let mut client = Client::connect(running.address);
         client.send(post("/v1/completions", &body.to_string()));
         client.head();
+        let deadline = Instant::now() + DEADLINE;
         running.signal(signal);
-        running.signal(signal);
-        assert!([Some(code), Some(0)].contains(&running.end().code()), "{signal}");
+        // Two signals at once may arrive as one.
+        while running.child.try_wait().unwrap().is_none() {
+            assert!(Instant::now() < deadline, "{signal}");
+            std::thread::sleep(Duration::from_millis(20));
+            running.signal(signal);
+        }
+        assert_eq!(running.end().code(), Some(code), "{signal}");
     }
 }
 

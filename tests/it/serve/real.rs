@@ -8,7 +8,7 @@ use engine_bin::flags::LowArgs;
 use engine_bin::serve::{Config, Exit, Server, start};
 use serde_json::{Value, json};
 
-use super::client::{Client, ask, get};
+use super::client::{Client, DEADLINE, ask, get, post};
 
 const STRATEGIES: [&str; 4] = ["off", "mtp", "ngram-suffix", "mtp-suffix"];
 const PROMPT: &str = "Rename `total` to `amount` and give the whole file back.\n```python\ndef total(items):\n    \
@@ -320,6 +320,41 @@ fn tools_are_rendered_and_answers_stay_content() {
         .map(|s| &prompt[s[0].as_u64().unwrap() as usize..s[1].as_u64().unwrap() as usize])
         .collect();
     assert_eq!(controls.iter().filter(|c| **c == "<|im_end|>").count(), 1, "{prompt:?}: {controls:?}");
+}
+
+#[test]
+fn who_leaves_frees_everything() {
+    let real = Real::start("--threads 1 --parallel 2");
+    let metrics = |address| {
+        let mut client = Client::connect(address);
+        client.send(get("/metrics"));
+        client.answer().text()
+    };
+    let long = json!({"prompt": "def ", "max_tokens": 4000, "ignore_eos": true, "stream": true, "n": 2});
+    for stream in [true, false] {
+        let mut long = long.clone();
+        long["stream"] = stream.into();
+        let mut client = Client::connect(real.address());
+        client.send(post("/v1/completions", &long.to_string()));
+        let deadline = std::time::Instant::now() + DEADLINE;
+        while !metrics(real.address()).contains("engine_requests_running 2") {
+            assert!(std::time::Instant::now() < deadline);
+        }
+        drop(client);
+        // Both rows were taken: this one runs only when they are free again.
+        let answer = ask(real.address(), "/v1/completions", &json!({"prompt": "def ", "max_tokens": 2}));
+        assert_eq!(answer.status, 200);
+    }
+    let deadline = std::time::Instant::now() + DEADLINE;
+    loop {
+        let snapshot = real.engine.snapshot();
+        if snapshot.running == 0 && snapshot.waiting == 0 && snapshot.pages_free == snapshot.pages {
+            break;
+        }
+        assert!(std::time::Instant::now() < deadline, "{snapshot:?}");
+    }
+    assert!(metrics(real.address()).contains("engine_requests_finished_total{reason=\"cancelled\"} 4"));
+    real.end();
 }
 
 #[test]
