@@ -117,6 +117,22 @@ impl Matrix {
         }
     }
 
+    /// Reads every stored byte once and mixes them: the roofline that a product with one row is compared with.
+    pub fn read_all(&self) -> u64 {
+        let bytes = match &self.storage {
+            Storage::Rows(bytes) => (**bytes).as_ref(),
+            Storage::Panels(panels) => panels,
+        };
+        let (lines, rest) = bytes.as_chunks::<64>();
+        let mut mix = [0u64; 8];
+        for line in lines {
+            for (mix, word) in mix.iter_mut().zip(line.as_chunks::<8>().0) {
+                *mix ^= u64::from_le_bytes(*word);
+            }
+        }
+        mix.iter().fold(0, |a, b| a ^ b) ^ rest.iter().fold(0, |a, b| a ^ u64::from(*b))
+    }
+
     /// Bytes that [`Matrix::repack`] would allocate.
     pub fn panel_bytes(&self) -> usize {
         self.groups() * self.group_bytes()

@@ -646,21 +646,23 @@ pub struct Rig {
     pub ticks: u64,
 }
 
-/// A world of the toy model and its channels.
-pub fn world(limits: &Limits, config: &ToyConfig) -> (World, Sender<Command>, Receiver<Event>) {
-    let toy = Toy::new(config.clone(), limits);
-    let ledger =
-        Ledger::new(limits.clone(), toy.shape().clone(), Arc::new(pieces())).expect("limits of a test are good");
-    let (commands, inbox) = bounded(1024);
-    let (sender, events) = bounded(limits.events);
-    (World::new(ledger, Box::new(toy), Box::new(FakeClock::default()), inbox, sender), commands, events)
-}
-
 impl Rig {
-    /// A world at rest.
+    /// A world of the toy model at rest.
     pub fn new(limits: &Limits, config: ToyConfig) -> Self {
-        let (world, commands, events) = world(limits, &config);
-        Self { world, config, commands, events, heard: BTreeMap::new(), ticks: 0 }
+        let toy = Box::new(Toy::new(config.clone(), limits));
+        Self { config, ..Self::of_executor(limits, toy, Arc::new(pieces())) }
+    }
+
+    /// A world of any executor at rest.
+    ///
+    /// # Panics
+    /// If the limits contradict each other.
+    pub fn of_executor(limits: &Limits, executor: Box<dyn Executor>, pieces: Arc<Pieces>) -> Self {
+        let ledger = Ledger::new(limits.clone(), executor.shape().clone(), pieces).expect("good limits");
+        let (commands, inbox) = bounded(1024);
+        let (sender, events) = bounded(limits.events);
+        let world = World::new(ledger, executor, Box::new(FakeClock::default()), inbox, sender);
+        Self { world, config: ToyConfig::default(), commands, events, heard: BTreeMap::new(), ticks: 0 }
     }
 
     /// Sends a command.

@@ -142,3 +142,145 @@ fn choose(
     let filters = &rules.filters[rules.filter[rule] as usize];
     sample::choose(logits, scratch, filters, rules.draw[rule], edits, mask)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ids::StateSlot;
+    use crate::step::{Filters, LogitEdit, Source};
+
+    const VOCAB: usize = 5;
+    /// Columns of the head, padding included; the padding is always the greatest.
+    const STRIDE: usize = 7;
+
+    /// Segments of (tokens, committed), every row from the last committed on ruled, or every row if `all`.
+    fn work(segments: &[(&[u32], u32)], all: bool) -> TrunkWork {
+        let mut trunk = TrunkWork { row_start: vec![0], ..TrunkWork::default() };
+        for (s, &(tokens, committed)) in segments.iter().enumerate() {
+            let first = trunk.token.len() as u32;
+            trunk.state.push(StateSlot(s as u32));
+            trunk.position.push(0);
+            trunk.committed.push(committed);
+            trunk.token.extend(tokens.iter().map(|&t| TokenId(t)));
+            trunk.source.extend(tokens.iter().map(|_| Source::Prompt));
+            trunk.row_start.push(trunk.token.len() as u32);
+            let from = if all { first } else { first + committed - 1 };
+            for row in from..trunk.token.len() as u32 {
+                trunk.rules.row.push(row);
+                trunk.rules.filter.push(0);
+                trunk.rules.draw.push(row);
+                trunk.rules.mask.push(u32::MAX);
+                trunk.rules.top_n.push(1);
+            }
+        }
+        trunk.rules.filters.push(Filters::GREEDY);
+        trunk
+    }
+
+    /// Decides every run of `trunk` on logits that make `target[rule]` the best.
+    fn decide_on(trunk: &TrunkWork, target: &[u32]) -> StepResult {
+        let mut out = StepResult {
+            accepted: vec![0; trunk.state.len()],
+            next: vec![TokenId::NONE; trunk.state.len()],
+            fault: vec![None; trunk.state.len()],
+            top_start: vec![0],
+            ..StepResult::default()
+        };
+        for run in runs(trunk) {
+            let mut logits = Vec::new();
+            for &t in &target[run.rules.clone()] {
+                let mut row = [0.0, 0.0, 0.0, 0.0, 0.0, 9.0, 9.0];
+                match t {
+                    u32::MAX => row[..VOCAB].fill(f32::NAN),
+                    t => row[t as usize] = 1.0,
+                }
+                logits.extend(row);
+            }
+            let before: Vec<u32> = logits.iter().map(|x| x.to_bits()).collect();
+            decide(trunk, &run, &mut logits, STRIDE, VOCAB, &mut sample::Scratch::default(), &mut out);
+            assert!(logits.iter().map(|x| x.to_bits()).eq(before), "logits are handed back as they were");
+        }
+        out
+    }
+
+    #[test]
+    fn windows_are_judged_side_by_side() {
+        let trunk = work(&[(&[1, 2, 3], 1), (&[4, 4], 1), (&[0], 1)], false);
+        let out = decide_on(&trunk, &[2, 3, 0, /**/ 1, 1, /**/ 3]);
+        assert_eq!(out.accepted, [2, 0, 0]);
+        assert_eq!(out.next, [TokenId(0), TokenId(1), TokenId(3)]);
+        assert_eq!(out.fault, [None; 3]);
+    }
+
+    #[test]
+    fn log_probabilities_end_at_the_first_disagreement() {
+        let out = decide_on(&work(&[(&[1, 2, 3], 1)], false), &[2, 4, 0]);
+        assert_eq!((out.accepted[0], out.next[0]), (1, TokenId(4)));
+        let expected = 1.0 - (1f32.exp() + 4.0).ln();
+        assert!((out.logprob[0] - expected).abs() < 1e-6 && (out.logprob[1] - expected).abs() < 1e-6);
+        assert!(out.logprob[2].is_nan());
+        assert_eq!(out.top_start, [0, 1, 2, 2]);
+        assert_eq!((out.top[0].0, out.top[1].0), (TokenId(2), TokenId(4)));
+    }
+
+    #[test]
+    fn rows_before_the_last_committed_one_judge_their_successor() {
+        let out = decide_on(&work(&[(&[1, 2, 3], 3)], true), &[2, 0, 4]);
+        assert_eq!((out.accepted[0], out.next[0]), (0, TokenId(4)));
+        let z = (1f32.exp() + 4.0).ln();
+        assert!((out.logprob[0] - (1.0 - z)).abs() < 1e-6, "2 follows, and was the best");
+        assert!((out.logprob[1] + z).abs() < 1e-6, "3 follows, and was not");
+    }
+
+    #[test]
+    fn prefill_without_rules_decides_nothing() {
+        let mut trunk = work(&[(&[1, 2], 2), (&[3], 1)], false);
+        trunk.rules.row.remove(0);
+        let out = decide_on(&trunk, &[2, 2]);
+        assert_eq!(out.next, [TokenId::NONE, TokenId(2)]);
+    }
+
+    #[test]
+    fn a_row_without_a_finite_logit_faults_its_own_segment() {
+        let out = decide_on(&work(&[(&[1, 2, 3], 1), (&[4], 1)], false), &[2, u32::MAX, 0, /**/ 3]);
+        assert_eq!((out.accepted[0], out.next[0], out.fault[0]), (1, TokenId::NONE, Some(Fault::NonFinite)));
+        assert_eq!((out.next[1], out.fault[1]), (TokenId(3), None));
+        assert!(out.logprob[1].is_nan());
+    }
+
+    #[test]
+    fn edits_and_masks_are_each_rows_own() {
+        let mut trunk = work(&[(&[1, 2, 3], 1)], false);
+        let ban = |t| LogitEdit { token: TokenId(t), repeat: 1.0, add: f32::NEG_INFINITY };
+        trunk.rules.edit_start = vec![0, 0, 1, 1];
+        trunk.rules.edit = vec![ban(3)];
+        trunk.rules.mask = vec![u32::MAX, u32::MAX, 0];
+        trunk.rules.mask_word = vec![0b10000];
+        let out = decide_on(&trunk, &[2, 3, 0]);
+        assert_eq!((out.accepted[0], out.next[0]), (1, TokenId(0)), "the ban at row 1 rejects its draft");
+        trunk.rules.edit_start = vec![0, 0, 0, 0];
+        let out = decide_on(&trunk, &[2, 3, 0]);
+        assert_eq!((out.accepted[0], out.next[0]), (2, TokenId(4)), "the mask of row 2 leaves one token");
+    }
+
+    #[test]
+    fn windows_are_never_torn_apart() {
+        let long: Vec<u32> = vec![0; 40];
+        let trunk = work(&[(&long, 1), (&long, 1), (&[1], 1)], false);
+        let runs = runs(&trunk);
+        assert_eq!(runs.iter().map(|r| r.rules.clone()).collect::<Vec<_>>(), [0..40, 40..80, 80..81]);
+        assert_eq!(blocks(&runs), [0..1, 1..3]);
+        let probe = work(&[(&long, 40), (&long, 40)], true);
+        let runs = super::runs(&probe);
+        assert_eq!(runs.len(), 80);
+        assert_eq!(blocks(&runs), [0..LOGIT_ROWS, LOGIT_ROWS..80]);
+    }
+
+    #[test]
+    #[should_panic(expected = "row order")]
+    fn rules_out_of_order_assert() {
+        let mut trunk = work(&[(&[1, 2, 3], 1)], false);
+        trunk.rules.row.swap(0, 1);
+        runs(&trunk);
+    }
+}

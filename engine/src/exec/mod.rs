@@ -124,6 +124,8 @@ impl Executor for CpuExecutor {
 
     fn run(&mut self, step: &Step, out: &mut StepResult) {
         out.clear();
+        let pool = self.machine.pool();
+        let _pass = pool.pass();
         for op in &step.ops {
             self.apply(op);
         }

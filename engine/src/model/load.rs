@@ -113,14 +113,16 @@ fn matrices<'a>(
         Repack::Auto => AUTO_BYTES,
         Repack::Off => 0,
     };
+    let multiplied = plan.program.multiplied();
     let mut out = Vec::with_capacity(plan.matrices.len());
-    for want in &plan.matrices {
+    for (i, want) in plan.matrices.iter().enumerate() {
         let file = file(want.from);
         let bytes = file.data(file.require(&want.name)?);
         let mut matrix = Matrix::new(want.quant, want.n, want.k, Arc::new(bytes))
             .map_err(|reason| ModelError::Matrix { file: file.name(), tensor: want.name.clone(), reason })?;
         let cost = matrix.panel_bytes() as u64;
-        if cost <= room {
+        // Rows of a table that is only looked up are read one at a time, straight from the file.
+        if cost <= room && multiplied.contains(&MatrixId(i as u32)) {
             room -= cost;
             matrix.repack();
         }
