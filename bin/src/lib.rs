@@ -1,5 +1,7 @@
 //! Processes: flags, sockets, signals, exit codes.
 
 pub mod bench;
+pub mod embed;
+pub mod flags;
 pub mod open;
 pub mod serve;

@@ -8,13 +8,19 @@
 //! when the largest element is positive, which no product shows.
 //! A block with a value that is not finite has scale NaN and codes 0: its whole row becomes NaN, no other row does.
 //!
-//! **Layout.** Rows are cut into panels of at most [`PANEL_ROWS`]; inside a panel arrays are step-major
-//! (`[panel][step][row][..]`), so a tile of rows has constant offsets in a step and any tiling reads the same bytes.
+//! **Layout.** Rows are cut into balanced tiles of at most [`TILE_ROWS`], the rows that a kernel works on together;
+//! arrays are `[tile][step][row][..]`, so that a tile reads memory from front to back, at constant offsets in a step.
+
+use std::ops::Range;
 
 use half::f16;
+use parking_lot::Mutex;
 
-/// Rows of an activation panel at most.
-pub(crate) const PANEL_ROWS: usize = 32;
+use crate::cpu::detect::Isa;
+use crate::cpu::pages::AlignedBytes;
+
+/// Activation rows of a tile at most: their accumulators and one unpacked block fill the register file.
+pub(crate) const TILE_ROWS: usize = 8;
 
 /// The forms activations take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,46 +65,64 @@ pub(crate) struct Quantized32 {
 pub(crate) struct Quantized256 {
     pub scale: f32,
     pub codes: [i8; 256],
+    /// Sums of 16 codes.
+    pub sums: [i16; 16],
 }
 
-/// `max |x|`, or NaN if an element is not finite.
-fn magnitude(x: &[f32]) -> f32 {
-    // Bits of non-negative floats are ordered as integers, infinities and NaN above all others.
-    let bits = x.iter().map(|v| v.to_bits() & 0x7fff_ffff).max().unwrap_or(0);
-    if bits >= f32::INFINITY.to_bits() { f32::NAN } else { f32::from_bits(bits) }
+/// The quantisers of one instruction set; all give the same bits.
+pub(crate) trait Quantize: Copy {
+    /// Quantises 32 activations; see the module's text.
+    fn block_32(self, x: &[f32; 32]) -> Quantized32;
+    /// Quantises 256 activations; see the module's text.
+    fn block_256(self, x: &[f32; 256]) -> Quantized256;
 }
 
-/// Codes at `inverse` codes a unit; all zero where the block has no usable scale.
-fn encode(x: &[f32], inverse: f32, codes: &mut [i8]) {
-    for (code, &x) in codes.iter_mut().zip(x) {
-        *code = if inverse.is_finite() { (x * inverse).round_ties_even() as i8 } else { 0 };
+/// Plain Rust: the specification.
+#[derive(Clone, Copy)]
+pub(crate) struct Plain;
+
+impl Quantize for Plain {
+    fn block_32(self, x: &[f32; 32]) -> Quantized32 {
+        let max = checked(magnitude_bits(x));
+        let codes = encode(x, inverse(max));
+        let sum: i32 = codes.iter().map(|&c| i32::from(c)).sum();
+        let scale = max / 127.0;
+        Quantized32 { scale: through_f16(scale), scaled_sum: through_f16(scale * sum as f32), sum, codes }
+    }
+
+    fn block_256(self, x: &[f32; 256]) -> Quantized256 {
+        let max = checked(magnitude_bits(x));
+        let codes = encode(x, inverse(max));
+        let sums = std::array::from_fn(|j| codes[16 * j..][..16].iter().map(|&c| i16::from(c)).sum());
+        // 1 / inf is the 0 of an all-zero block.
+        Quantized256 { scale: 1.0 / (127.0 / max), codes, sums }
     }
 }
 
-/// Quantises 32 activations; see the module's text.
-pub(crate) fn quantize_32(x: &[f32]) -> Quantized32 {
-    let max = magnitude(x);
-    let mut codes = [0; 32];
-    encode(x, 127.0 / max, &mut codes);
-    let scale = max / 127.0;
-    let sum: i32 = codes.iter().map(|&c| i32::from(c)).sum();
-    Quantized32 { scale: through_f16(scale), scaled_sum: through_f16(scale * sum as f32), sum, codes }
+/// Bits of `max |x|`. Bits of non-negative floats are ordered as integers, infinities and NaN above all others.
+fn magnitude_bits(x: &[f32]) -> u32 {
+    x.iter().map(|v| v.to_bits() & 0x7fff_ffff).max().unwrap_or(0)
+}
+
+/// The magnitude, or NaN if an element is not finite.
+pub(crate) fn checked(bits: u32) -> f32 {
+    if bits >= f32::INFINITY.to_bits() { f32::NAN } else { f32::from_bits(bits) }
+}
+
+/// Codes a unit; 0 where the block has no usable scale: zero, too small to invert, or not finite.
+pub(crate) fn inverse(max: f32) -> f32 {
+    let inverse = 127.0 / max;
+    if inverse.is_finite() { inverse } else { 0.0 }
+}
+
+fn encode<const N: usize>(x: &[f32; N], inverse: f32) -> [i8; N] {
+    if inverse == 0.0 { [0; N] } else { x.map(|x| (x * inverse).round_ties_even() as i8) }
 }
 
 /// Rounded to f16 precision; unchanged where f16 has only infinity.
-fn through_f16(x: f32) -> f32 {
+pub(crate) fn through_f16(x: f32) -> f32 {
     let half = f16::from_f32(x).to_f32();
     if half.is_infinite() { x } else { half }
-}
-
-/// Quantises 256 activations; see the module's text.
-pub(crate) fn quantize_256(x: &[f32]) -> Quantized256 {
-    let max = magnitude(x);
-    let inverse = 127.0 / max;
-    let mut codes = [0; 256];
-    encode(x, inverse, &mut codes);
-    // 1 / inf is the 0 of an all-zero block.
-    Quantized256 { scale: 1.0 / inverse, codes }
 }
 
 /// Activations in one form. Arrays that a form does not need stay empty.
@@ -106,20 +130,20 @@ pub(crate) fn quantize_256(x: &[f32]) -> Quantized256 {
 pub(crate) struct Acts {
     pub rows: usize,
     pub steps: usize,
-    /// `[panel][step][row][32]`, [`Form::Float`] only.
+    /// `[tile][step][row][32]`, [`Form::Float`] only.
     pub floats: Vec<f32>,
-    /// `[panel][step][row][step len]`.
+    /// `[tile][step][row][step len]`.
     pub codes: Vec<i8>,
-    /// `[panel][step][row][scales]`.
+    /// `[tile][step][row][scales]`.
     pub scale: Vec<f32>,
-    /// `[panel][step][row][2]`, [`Form::Int32`] only: the scaled sums of the codes.
+    /// `[tile][step][row][2]`, [`Form::Int32`] only: the scaled sums of the codes.
     pub scaled_sum: Vec<f32>,
     /// As `scaled_sum`: minus the sum of codes times 8, 16 and 128. A kernel that keeps its codes unsigned by adding
     /// such a bias starts its dot product there.
     pub correction: [Vec<i32>; 3],
-    /// `[panel][step][row][8]`, [`Form::Int256`] only: sums of 32 codes, every four in the order 0 2 1 3.
+    /// `[tile][step][row][8]`, [`Form::Int256`] only: sums of 32 codes, every four in the order 0 2 1 3.
     pub sums_32: Vec<i16>,
-    /// `[panel][step][row][16]`: sums of 16 codes, in the same order.
+    /// `[tile][step][row][16]`: sums of 16 codes, in the same order.
     pub sums_16: Vec<i16>,
 }
 
@@ -127,17 +151,24 @@ pub(crate) struct Acts {
 pub(crate) const BIASES: [i32; 3] = [8, 16, 128];
 
 impl Acts {
-    /// Rows of the panel that holds `row`.
-    pub(crate) fn panel_rows(&self, row: usize) -> usize {
-        PANEL_ROWS.min(self.rows - row / PANEL_ROWS * PANEL_ROWS)
+    /// Number of tiles.
+    pub(crate) fn tiles(&self) -> usize {
+        self.rows.div_ceil(TILE_ROWS)
     }
 
-    /// Index of (`row`, `step`) in every array, in units of that array's row.
-    pub(crate) fn at(&self, row: usize, step: usize) -> usize {
-        row / PANEL_ROWS * PANEL_ROWS * self.steps + step * self.panel_rows(row) + row % PANEL_ROWS
+    /// The rows of tile `t`. Balanced: 9 rows are 4 + 5, not 8 + 1.
+    pub(crate) fn tile(&self, t: usize) -> Range<usize> {
+        self.rows * t / self.tiles()..self.rows * (t + 1) / self.tiles()
     }
 
-    fn fill(&mut self, form: Form, x: &[f32], rows: usize, k: usize) {
+    /// Index of (`row`, `step`) in every array, in units of that array's row; `tile` is the one that holds the row.
+    #[inline(always)]
+    pub(crate) fn cell(&self, tile: &Range<usize>, row: usize, step: usize) -> usize {
+        tile.start * self.steps + step * tile.len() + row - tile.start
+    }
+
+    /// Fills this form from `x`, `[rows][k]`.
+    fn fill(&mut self, isa: Isa, form: Form, x: &[f32], rows: usize, k: usize) {
         let step = form.step();
         (self.rows, self.steps) = (rows, k.div_ceil(step));
         let cells = rows * self.steps;
@@ -151,23 +182,38 @@ impl Acts {
         }
         resize(&mut self.sums_32, if form == Form::Int256 { cells * 8 } else { 0 });
         resize(&mut self.sums_16, if form == Form::Int256 { cells * 16 } else { 0 });
+        crate::cpu::matmul::fill(isa, self, form, x, k);
+    }
+
+    /// The loop of [`Acts::fill`], inlined into a function of the instruction set of `with`.
+    #[inline(always)]
+    pub(crate) fn fill_cells(&mut self, with: impl Quantize, form: Form, x: &[f32], k: usize) {
+        let step = form.step();
         let mut padded = [0.0; 256];
-        for (r, x) in x.chunks_exact(k).enumerate() {
-            for (b, x) in x.chunks(step).enumerate() {
-                let at = self.at(r, b);
-                padded[..x.len()].copy_from_slice(x);
-                padded[x.len()..step].fill(0.0);
-                self.fill_cell(form, at, &padded[..step]);
+        for t in 0..self.tiles() {
+            let tile = self.tile(t);
+            for r in tile.clone() {
+                for (b, x) in x[r * k..][..k].chunks(step).enumerate() {
+                    let at = self.cell(&tile, r, b);
+                    if x.len() == step {
+                        self.fill_cell(with, form, at, x);
+                    } else {
+                        padded[..x.len()].copy_from_slice(x);
+                        padded[x.len()..step].fill(0.0);
+                        self.fill_cell(with, form, at, &padded[..step]);
+                    }
+                }
             }
         }
     }
 
-    fn fill_cell(&mut self, form: Form, at: usize, x: &[f32]) {
+    #[inline(always)]
+    fn fill_cell(&mut self, with: impl Quantize, form: Form, at: usize, x: &[f32]) {
         match form {
             Form::Float => self.floats[32 * at..][..32].copy_from_slice(x),
             Form::Int32 => {
-                for (h, x) in x.chunks_exact(32).enumerate() {
-                    let q = quantize_32(x);
+                for (h, x) in x.as_chunks::<32>().0.iter().enumerate() {
+                    let q = with.block_32(x);
                     let at = 2 * at + h;
                     self.codes[32 * at..][..32].copy_from_slice(&q.codes);
                     self.scale[at] = q.scale;
@@ -178,15 +224,14 @@ impl Acts {
                 }
             }
             Form::Int256 => {
-                let q = quantize_256(x);
+                let q = with.block_256(x.as_array().expect("a step of 256"));
                 self.codes[256 * at..][..256].copy_from_slice(&q.codes);
                 self.scale[at] = q.scale;
-                let sum = |codes: &[i8]| codes.iter().map(|&c| i16::from(c)).sum::<i16>();
-                for j in 0..16 {
-                    self.sums_16[16 * at + in_pairs(j)] = sum(&q.codes[16 * j..][..16]);
+                for (j, sum) in q.sums.into_iter().enumerate() {
+                    self.sums_16[16 * at + in_pairs(j)] = sum;
                 }
-                for j in 0..8 {
-                    self.sums_32[8 * at + in_pairs(j)] = sum(&q.codes[32 * j..][..32]);
+                for (j, sums) in q.sums.as_chunks::<2>().0.iter().enumerate() {
+                    self.sums_32[8 * at + in_pairs(j)] = sums[0] + sums[1];
                 }
             }
         }
@@ -194,6 +239,7 @@ impl Acts {
 }
 
 /// Where sum j goes: every four in the order 0 2 1 3, the order in which kernels unpack bytes to pairs of i16.
+#[inline(always)]
 fn in_pairs(j: usize) -> usize {
     j / 4 * 4 + [0, 2, 1, 3][j % 4]
 }
@@ -203,9 +249,22 @@ fn resize<T: Copy + Default>(v: &mut Vec<T>, len: usize) {
     v.resize(len, T::default());
 }
 
-/// Memory that [`Input`]s reuse from call to call.
+/// Memory of one worker; content is never read before it is written.
+#[derive(Default)]
+pub(crate) struct WorkerScratch {
+    /// The group being multiplied as panels, when the matrix is file rows.
+    pub panels: AlignedBytes,
+    /// Sixteen padded file rows, when the group or K is ragged; or one row on its way to floats.
+    pub bytes: Vec<u8>,
+    /// Sixteen rows as floats.
+    pub floats: Vec<f32>,
+}
+
+/// Memory that [`Input`]s and the products that use them reuse from call to call.
 #[derive(Default)]
 pub struct InputScratch {
+    /// One for each worker of the pool, which alone locks it.
+    workers: Vec<Mutex<WorkerScratch>>,
     float: Acts,
     int32: Acts,
     int256: Acts,
@@ -249,15 +308,27 @@ impl<'a> Input<'a> {
     }
 
     /// Makes `form` available to [`Input::acts`], if it is not yet.
-    pub(crate) fn prepare(&mut self, form: Form) {
+    pub(crate) fn prepare(&mut self, isa: Isa, form: Form) {
         if !std::mem::replace(&mut self.ready[form as usize], true) {
             let acts = match form {
                 Form::Float => &mut self.scratch.float,
                 Form::Int32 => &mut self.scratch.int32,
                 Form::Int256 => &mut self.scratch.int256,
             };
-            acts.fill(form, self.x, self.rows, self.k);
+            acts.fill(isa, form, self.x, self.rows, self.k);
         }
+    }
+
+    /// Makes memory for `count` workers available to [`Input::workers`].
+    pub(crate) fn prepare_workers(&mut self, count: usize) {
+        if self.scratch.workers.len() < count {
+            self.scratch.workers.resize_with(count, Mutex::default);
+        }
+    }
+
+    /// The memory that was prepared, by worker.
+    pub(crate) fn workers(&self) -> &[Mutex<WorkerScratch>] {
+        &self.scratch.workers
     }
 
     /// A form that was prepared.
@@ -270,3 +341,7 @@ impl<'a> Input<'a> {
         }
     }
 }
+
+#[cfg(test)]
+#[path = "input_tests.rs"]
+mod tests;

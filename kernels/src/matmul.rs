@@ -4,34 +4,24 @@
 //! feeds kernels with panels, made at load time or on the way. What a kernel computes is fixed by [`crate::quant`];
 //! nothing here can change a bit of it.
 
-use parking_lot::Mutex;
-
 use crate::cpu::detect::Isa;
 use crate::cpu::groups::{Piece, for_each_piece};
-use crate::cpu::matmul::{TILE_ROWS, Weights, kernel, pack, tile};
-use crate::cpu::pages::{AlignedBytes, as_bytes};
+use crate::cpu::matmul::{Group, Weights, dequantize, kernel, pack};
+use crate::cpu::pages::as_bytes;
 use crate::cpu::pool::Pool;
-use crate::input::{Acts, Form, Input, PANEL_ROWS};
+use crate::input::{Acts, Form, Input, TILE_ROWS, WorkerScratch};
 use crate::matrix::{Matrix, Storage};
 use crate::panel::LANES;
 use crate::quant::{Activation, Family, Quant, step_32, step_256, step_float};
+
+/// Tiles that are multiplied with one group before the next group comes.
+const BLOCK_TILES: usize = 8;
 
 /// Weights that one worker takes at a time. Small enough to share out evenly, large enough to stream.
 const PIECE_BYTES: usize = 96 << 10;
 
 /// Weights below which waking other workers costs more than it saves.
 const SERIAL_BYTES: usize = 64 << 10;
-
-/// Memory of one worker, reused from call to call; content is never read before it is written.
-#[derive(Default)]
-struct WorkerScratch {
-    /// The group being multiplied as panels, when the matrix is file rows.
-    panels: AlignedBytes,
-    /// Sixteen padded file rows, when the group or K is ragged.
-    padded: Vec<u8>,
-    /// One row as floats.
-    floats: Vec<f32>,
-}
 
 /// Multiplies the rows of `input` by every matrix: `dst[r][n] = sum_k x[r][k] * w[n][k]`, `dst: [rows][n]`.
 /// Matrices that share an input are cheaper in one call: one hand-off to the workers, one quantisation.
@@ -49,20 +39,20 @@ pub fn matmul(pool: &Pool, isa: Isa, mode: Activation, input: &mut Input, output
         assert_eq!(dst.len(), input.rows() * w.n(), "outputs of {w:?}");
         weight_bytes += w.bytes();
         groups += w.groups();
-        input.prepare(form(w.quant(), mode));
+        input.prepare(isa, form(w.quant(), mode));
     }
     if input.rows() == 0 || groups == 0 {
         return;
     }
+    input.prepare_workers(pool.threads());
     let input = &*input;
     let matrices: Vec<&Matrix> = outputs.iter().map(|(w, _)| *w).collect();
     let destinations = outputs.iter_mut().map(|(w, dst)| (w.n(), &mut **dst)).collect();
     let grain = if weight_bytes < SERIAL_BYTES { groups } else { (PIECE_BYTES * groups / weight_bytes).max(1) };
-    let scratch: Vec<Mutex<WorkerScratch>> = (0..pool.threads()).map(|_| Mutex::default()).collect();
     for_each_piece(pool, destinations, input.rows(), grain, |worker, piece| {
         let w = matrices[piece.output];
         let acts = input.acts(form(w.quant(), mode));
-        multiply(isa, mode, w, acts, piece, &mut scratch[worker].lock());
+        multiply(isa, mode, w, acts, piece, &mut input.workers()[worker].lock());
     });
 }
 
@@ -85,28 +75,28 @@ fn multiply(isa: Isa, mode: Activation, w: &Matrix, acts: &Acts, mut piece: Piec
     let form = form(w.quant(), mode);
     let panel_bytes = acts.steps * quant.layout().panel_bytes;
     let mut out = [[0.0; LANES]; TILE_ROWS];
-    for group in piece.groups.clone() {
-        let WorkerScratch { panels, padded, floats } = scratch;
-        let mut weights = match &w.storage {
-            _ if expand => {
-                let panels = panels.at_least(panel_bytes);
-                expand_group(isa, w, group, floats, panels);
-                Weights::Panels(panels)
-            }
-            Storage::Panels(panels) => Weights::Panels(w.group_panels(panels, group)),
-            Storage::Rows(bytes) => {
-                let (rows, stride) = w.group_rows((**bytes).as_ref(), group, padded);
-                Weights::Rows { rows, stride, panels: panels.at_least(panel_bytes) }
-            }
-        };
-        for first in (0..acts.rows).step_by(PANEL_ROWS) {
-            let rows = acts.panel_rows(first);
-            // Balanced: 9 rows are 4 + 5, not 8 + 1.
-            let tiles = rows.div_ceil(TILE_ROWS);
-            for t in 0..tiles {
-                let (start, end) = (first + rows * t / tiles, first + rows * (t + 1) / tiles);
-                tile(isa, quant, form, &mut weights, acts, start..end, &mut out);
-                for (row, out) in (start..end).zip(&out) {
+    // Blocks of rows outside, so that their activations stay in L2 while the groups pass. Expanding costs as much as
+    // multiplying a block: there all rows are one.
+    let block = if expand { acts.tiles() } else { BLOCK_TILES };
+    for first in (0..acts.tiles()).step_by(block) {
+        for group in piece.groups.clone() {
+            let WorkerScratch { panels, bytes: padded, floats } = scratch;
+            let weights = match &w.storage {
+                _ if expand => {
+                    let panels = panels.at_least(panel_bytes);
+                    expand_group(isa, w, group, padded, floats, panels);
+                    Weights::Panels(panels)
+                }
+                Storage::Panels(panels) => Weights::Panels(w.group_panels(panels, group)),
+                Storage::Rows(bytes) => {
+                    let (rows, stride) = w.group_rows((**bytes).as_ref(), group, padded);
+                    Weights::Rows { rows, stride, panels: panels.at_least(panel_bytes) }
+                }
+            };
+            let mut weights = Group::new(weights);
+            for t in first..acts.tiles().min(first + block) {
+                weights.multiply(isa, quant, form, acts, t, &mut out);
+                for (row, out) in acts.tile(t).zip(&out) {
                     piece.write(row, group, out);
                 }
             }
@@ -115,20 +105,31 @@ fn multiply(isa: Isa, mode: Activation, w: &Matrix, acts: &Acts, mut piece: Piec
 }
 
 /// The weights of one group as float panels, for exact activations.
-fn expand_group(isa: Isa, w: &Matrix, group: usize, floats: &mut Vec<f32>, panels: &mut [u8]) {
-    let steps = w.k().div_ceil(Quant::F32.layout().step);
-    let stride = steps * Quant::F32.layout().step;
+fn expand_group(isa: Isa, w: &Matrix, group: usize, scratch: &mut Vec<u8>, floats: &mut Vec<f32>, panels: &mut [u8]) {
+    let step = Quant::F32.layout().step;
+    let width = w.k().next_multiple_of(step);
     floats.clear();
-    floats.resize(LANES * stride, 0.0);
-    for (i, row) in floats.chunks_exact_mut(stride).take(w.n() - group * LANES).enumerate() {
-        w.dequantize_row(group * LANES + i, &mut row[..w.k()]);
+    floats.resize(LANES * width, 0.0);
+    let (rows, stride) = match &w.storage {
+        Storage::Rows(bytes) => (w.group_file_rows((**bytes).as_ref(), group), w.row_bytes()),
+        Storage::Panels(panels) => {
+            let stride = w.steps() * w.quant().layout().file_bytes;
+            scratch.resize(LANES * stride, 0);
+            w.quant().layout().unpack_group(w.group_panels(panels, group), scratch, stride);
+            (&scratch[..LANES * stride], stride)
+        }
+    };
+    for (row, floats) in rows.chunks_exact(stride).zip(floats.chunks_exact_mut(width)) {
+        dequantize(isa, w.quant(), &row[..w.row_bytes()], &mut floats[..w.k()]);
     }
-    pack(isa, Quant::F32, as_bytes(floats), stride * size_of::<f32>(), panels);
+    pack(isa, Quant::F32, as_bytes(floats), width * size_of::<f32>(), panels);
 }
 
 /// The specification, run over a piece: each weight row is decoded once and multiplied by all activation rows.
 fn multiply_scalar(mode: Activation, w: &Matrix, acts: &Acts, mut piece: Piece, scratch: &mut WorkerScratch) {
     let quant = w.quant();
+    let tiles: Vec<_> = (0..acts.tiles()).flat_map(|t| acts.tile(t).map(move |_| t)).collect();
+    let cell = |row: usize, step: usize| acts.cell(&acts.tile(tiles[row]), row, step);
     let mut row = vec![0; w.row_bytes()];
     let mut out = vec![[0.0; LANES]; acts.rows];
     let mut chains = vec![[0.0; 2]; acts.rows];
@@ -142,7 +143,7 @@ fn multiply_scalar(mode: Activation, w: &Matrix, acts: &Acts, mut piece: Piece, 
                     for (b, block) in blocks.enumerate() {
                         let block = quant.decode_32(block);
                         for (r, out) in out.iter_mut().enumerate() {
-                            let at = 2 * acts.at(r, b / 2) + b % 2;
+                            let at = 2 * cell(r, b / 2) + b % 2;
                             let x = &acts.codes[32 * at..][..32];
                             out[lane] = step_32(out[lane], &block, min, acts.scale[at], acts.scaled_sum[at], x);
                         }
@@ -152,7 +153,7 @@ fn multiply_scalar(mode: Activation, w: &Matrix, acts: &Acts, mut piece: Piece, 
                     for (b, block) in blocks.enumerate() {
                         let block = quant.decode_256(block);
                         for (r, out) in out.iter_mut().enumerate() {
-                            let at = acts.at(r, b);
+                            let at = cell(r, b);
                             let x = &acts.codes[256 * at..][..256];
                             out[lane] = step_256(out[lane], &block, min, acts.scale[at], x);
                         }
@@ -164,7 +165,7 @@ fn multiply_scalar(mode: Activation, w: &Matrix, acts: &Acts, mut piece: Piece, 
                     chains.fill([0.0; 2]);
                     for (r, chains) in chains.iter_mut().enumerate() {
                         for (b, weights) in scratch.floats.chunks(32).enumerate() {
-                            let x = &acts.floats[32 * acts.at(r, b)..][..weights.len()];
+                            let x = &acts.floats[32 * cell(r, b)..][..weights.len()];
                             *chains = step_float(*chains, weights, x);
                         }
                         out[r][lane] = chains[0] + chains[1];

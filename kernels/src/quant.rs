@@ -18,7 +18,7 @@
 use crate::blocks::{
     Block32, Block256, float, iq4_nl, iq4_xs, q2_k, q3_k, q4_0, q4_1, q4_k, q5_0, q5_1, q5_k, q6_k, q8_0,
 };
-use crate::input::{quantize_32, quantize_256};
+use crate::input::{Plain, Quantize};
 
 /// A weight format. Spelled as in GGUF files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -159,6 +159,12 @@ impl Quant {
     /// # Panics
     /// If `bytes` is not exactly the blocks of `dst.len()` weights.
     pub fn dequantize(self, bytes: &[u8], dst: &mut [f32]) {
+        self.dequantize_blocks(bytes, dst);
+    }
+
+    /// [`Quant::dequantize`] in plain Rust, compiled once for each instruction set by the functions that inline it.
+    #[inline(always)]
+    pub(crate) fn dequantize_blocks(self, bytes: &[u8], dst: &mut [f32]) {
         assert_eq!(bytes.len(), self.row_bytes(dst.len()), "{}: bytes of {} weights", self.name(), dst.len());
         match self.family() {
             Family::Float => self.widen(bytes, dst),
@@ -175,6 +181,7 @@ impl Quant {
         }
     }
 
+    #[inline(always)]
     fn widen(self, bytes: &[u8], dst: &mut [f32]) {
         match self {
             Quant::F32 => {
@@ -196,6 +203,7 @@ impl Quant {
         }
     }
 
+    #[inline(always)]
     pub(crate) fn decode_32(self, block: &[u8]) -> Block32 {
         match self {
             Quant::Q4_0 => q4_0::decode(block),
@@ -208,6 +216,7 @@ impl Quant {
         }
     }
 
+    #[inline(always)]
     pub(crate) fn decode_256(self, block: &[u8]) -> Block256 {
         match self {
             Quant::Q2_K => q2_k::decode(block),
@@ -229,14 +238,14 @@ impl Quant {
         let blocks = row.chunks_exact(self.block_bytes());
         let acc = match (mode, self.family()) {
             (Activation::Integer, Family::Block32 { min }) => {
-                blocks.zip(x.chunks_exact(32)).fold(0.0, |acc, (b, x)| {
-                    let x = quantize_32(x);
+                blocks.zip(x.as_chunks::<32>().0).fold(0.0, |acc, (b, x)| {
+                    let x = Plain.block_32(x);
                     step_32(acc, &self.decode_32(b), min, x.scale, x.scaled_sum, &x.codes)
                 })
             }
             (Activation::Integer, Family::Block256 { min }) => {
-                blocks.zip(x.chunks_exact(256)).fold(0.0, |acc, (b, x)| {
-                    let x = quantize_256(x);
+                blocks.zip(x.as_chunks::<256>().0).fold(0.0, |acc, (b, x)| {
+                    let x = Plain.block_256(x);
                     step_256(acc, &self.decode_256(b), min, x.scale, &x.codes)
                 })
             }

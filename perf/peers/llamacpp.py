@@ -2,8 +2,8 @@
 """Times llama.cpp on one GGUF file and prints what `engine-bench speed --json` prints.
 
 Run with the interpreter that has llama-cpp-python (README.md). One process is one measurement: prefill of `--prefill`
-tokens from an empty cache, then `--decode` single-token steps right after it, then steps of r rows at that same depth,
-each taken back before the next. Sampling is left out of every figure, in the peer's favour.
+tokens from an empty cache, then `--decode` single-token steps right after it, then steps of r rows, each taken back
+before the next. Sampling is left out of every figure, in the peer's favour.
 """
 
 import argparse
@@ -34,7 +34,7 @@ class Peer:
         if not self.model:
             raise SystemExit(f"{args.model}: llama.cpp cannot load it")
         params = lib.llama_context_default_params()
-        params.n_ctx = args.prefill + max(args.decode, max(rows)) + 64
+        params.n_ctx = args.prefill + args.decode + max(rows) + 64
         params.n_batch = params.n_ubatch = UBATCH
         params.n_threads = params.n_threads_batch = args.threads
         params.flash_attn_type = 1 if args.flash == "on" else 0
@@ -98,8 +98,8 @@ def measure(args, rows):
     peer.truncate(0)
 
     prefill = peer.prefill(args.prefill)
-    depth = peer.length
     decode = [peer.step(1, True) for _ in range(args.decode)]
+    depth = peer.length
     rows_ms = {}
     for count in rows:
         times = []

@@ -272,7 +272,6 @@ fn drafts_carry_their_probability() {
     let p_min = result.draft_prob.iter().copied().fold(f32::INFINITY, f32::min) + 1e-6;
     let expected: Vec<TokenId> =
         result.draft.iter().zip(&result.draft_prob).take_while(|(_, p)| **p >= p_min).map(|(t, _)| *t).collect();
-    single.truncate(0);
     single.reset();
     single.trunk(&tokens, tokens.len(), Want::Nothing);
     assert_eq!(single.mtp_with(&anchored, 15, p_min, false).draft, expected);

@@ -1,8 +1,11 @@
 //! The one integration binary.
 
+mod built_in;
 mod forward;
 mod identity;
 mod schedule;
+mod serve;
+mod smollm;
 mod suffix;
 mod tick;
 mod tidy;

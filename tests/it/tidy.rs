@@ -4,6 +4,7 @@
 use std::fs;
 use std::path::Path;
 use std::process::Command;
+use std::sync::LazyLock;
 
 use engine_tests::fixtures::{skip, workspace};
 use fancy_regex::Regex;
@@ -194,9 +195,13 @@ fn quoted_list(manifest: &str, key: &str) -> Vec<String> {
 }
 
 fn unsafe_use(line: &str) -> Option<String> {
+    static OPENED: LazyLock<Regex> = LazyLock::new(|| {
+        let opened = r"\bunsafe\s*(\{|\(|fn\b|impl\b|extern\b|trait\b)|(allow|expect|warn)\([^)]*\bunsafe_code";
+        Regex::new(opened).expect("a valid pattern")
+    });
     let code = line.split("//").next().unwrap_or_default();
-    let opened = r"\bunsafe\s*(\{|\(|fn\b|impl\b|extern\b|trait\b)|(allow|expect|warn)\([^)]*\bunsafe_code";
-    matches(opened, code).then(|| format!("unsafe code outside {UNSAFE_PLACES:?}"))
+    let found = OPENED.is_match(code).expect("a pattern without backtracking");
+    found.then(|| format!("unsafe code outside {UNSAFE_PLACES:?}"))
 }
 
 fn forbidden_text(line: &str) -> Option<String> {
@@ -233,10 +238,6 @@ fn named_places(text: &str) -> Vec<String> {
         first.is_some_and(|first| ARROWS.iter().any(|&(folder, _, _)| folder == first)) && !span.contains(' ')
     };
     spans.filter(place).map(str::to_owned).collect()
-}
-
-fn matches(pattern: &str, text: &str) -> bool {
-    Regex::new(pattern).expect("a valid pattern").is_match(text).expect("a pattern without backtracking limits")
 }
 
 /// Tracked files that exist, relative to the top. Empty, with a skip printed, where the tree is not a git checkout.

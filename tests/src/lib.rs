@@ -1,4 +1,5 @@
 //! Fixtures, the toy model, GGUF writer presets.
 
+pub mod drive;
 pub mod fixtures;
 pub mod toy;

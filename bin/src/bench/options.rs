@@ -8,6 +8,7 @@ use engine::exec::{CpuExecutor, ExecOptions};
 use engine::limits::Limits;
 use engine::model::load::{LoadOptions, Repack};
 use engine::model::{Model, ModelError};
+use engine_io::text::Tokenizer;
 use engine_io::{ModelFile, OpenOptions};
 use engine_kernels::ops::kv_cache::KvType;
 use engine_kernels::{Activation, Isa};
@@ -95,6 +96,15 @@ impl RunFlags {
         };
         let load = LoadOptions { repack, strict: self.strict };
         Ok(Arc::new(Model::load(&model, draft.as_ref(), load)?))
+    }
+
+    /// The model's tokenizer.
+    ///
+    /// # Errors
+    /// A file that does not open, or whose tokenizer is not one of those implemented.
+    pub fn tokenizer(&self) -> engine_io::Result<Tokenizer> {
+        let file = ModelFile::open(&self.model, OpenOptions { mmap: !self.no_mmap, strict: self.strict })?;
+        Tokenizer::from_meta(file.meta())
     }
 
     /// An executor of `limits` for a loaded model.

@@ -20,9 +20,12 @@ pub struct PplFlags {
     /// How the model is run.
     #[command(flatten)]
     pub run: RunFlags,
+    /// A text; tokenised as it stands, nothing is added.
+    #[arg(long, value_name = "FILE", required_unless_present = "tokens", conflicts_with = "tokens")]
+    pub text: Option<PathBuf>,
     /// A JSON array of token ids, or an object with `tokens`.
     #[arg(long, value_name = "JSON")]
-    pub tokens: PathBuf,
+    pub tokens: Option<PathBuf>,
     /// Print one JSON object.
     #[arg(long)]
     pub json: bool,

@@ -2,9 +2,7 @@
 
 use engine::ids::{PageId, StateSlot, TokenId};
 use engine::limits::Limits;
-use engine::step::{
-    Executor, Filters, MtpWork, NO_LOGPROBS, RowRules, SlotOp, Source, Step, StepResult, TrunkWork,
-};
+use engine::step::{Executor, Filters, MtpWork, NO_LOGPROBS, RowRules, SlotOp, Source, Step, StepResult, TrunkWork};
 
 /// What is wanted of the rows of a pass.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

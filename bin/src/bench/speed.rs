@@ -36,7 +36,11 @@ pub struct SpeedFlags {
 
 fn window_rows(text: &str) -> Result<usize, String> {
     let rows: usize = text.parse().map_err(|error| format!("{error}"))?;
-    if (1..=WINDOW_MAX + 1).contains(&rows) { Ok(rows) } else { Err(format!("a window has 1 to {} rows", WINDOW_MAX + 1)) }
+    if (1..=WINDOW_MAX + 1).contains(&rows) {
+        Ok(rows)
+    } else {
+        Err(format!("a window has 1 to {} rows", WINDOW_MAX + 1))
+    }
 }
 
 /// Times of one model on one machine.

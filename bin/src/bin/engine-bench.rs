@@ -10,6 +10,7 @@ use engine_bin::bench::eval::{self, EvalFlags};
 use engine_bin::bench::ppl::{self, PplFlags};
 use engine_bin::bench::single::Single;
 use engine_bin::bench::speed::{self, SpeedFlags};
+use engine_io::text::EncodeOptions;
 
 #[derive(Parser)]
 #[command(name = "engine-bench", version, about = "Measures models: numerics, perplexity, speed.")]
@@ -120,8 +121,16 @@ enum TokenFile {
 }
 
 fn run_ppl(flags: &PplFlags) -> Result<(), Failure> {
-    let tokens = match parse(&flags.tokens)? {
-        TokenFile::Bare(tokens) | TokenFile::Named { tokens } => tokens,
+    let tokens = match (&flags.text, &flags.tokens) {
+        (Some(text), _) => {
+            let text = read(text)?;
+            let tokenizer = flags.run.tokenizer().map_err(refused)?;
+            tokenizer.encode(&text, EncodeOptions::default())
+        }
+        (None, Some(tokens)) => match parse(tokens)? {
+            TokenFile::Bare(tokens) | TokenFile::Named { tokens } => tokens,
+        },
+        (None, None) => unreachable!("clap requires one of them"),
     };
     let model = flags.run.load().map_err(refused)?;
     ppl::check(&tokens, model.vocab).map_err(refused)?;
@@ -143,7 +152,10 @@ fn run_speed(flags: &SpeedFlags) -> Result<(), Failure> {
     if flags.json {
         return print(&found);
     }
-    println!("prefill {:.1} tok/s, decode {:.2} tok/s, {} threads", found.prefill_tok_s, found.decode_tok_s, found.threads);
+    println!(
+        "prefill {:.1} tok/s, decode {:.2} tok/s, {} threads",
+        found.prefill_tok_s, found.decode_tok_s, found.threads
+    );
     for (rows, ms) in &found.rows_ms {
         println!("{rows:>4} rows {ms:>9.3} ms");
     }

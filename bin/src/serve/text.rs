@@ -226,15 +226,9 @@ impl Text {
         }
     }
 
-    fn offer(&self) -> Offer<'_> {
-        Offer { info: &self.info, spec: &self.spec, slots: self.slots }
-    }
-
     fn read_params(&mut self, fields: &Fields<'_, '_>, names: &[&str]) -> Result<Params, ApiError> {
-        let mut random = std::mem::replace(&mut self.random, Random::new());
-        let params = Params::read(fields, names, &self.offer(), &mut random);
-        self.random = random;
-        params
+        let offer = Offer { info: &self.info, spec: &self.spec, slots: self.slots };
+        Params::read(fields, names, &offer, &mut self.random)
     }
 
     fn read_chat(&mut self, body: &Map<String, Value>) -> Result<Ready, ApiError> {
@@ -370,7 +364,9 @@ impl Text {
             }
             Event::Refused { error, .. } => {
                 self.state.tickets.remove(&ticket);
-                Outcome::Fail(job.refused(&error))
+                let (admitted, error) = (job.admitted[index], job.refused(&error));
+                self.uncount(admitted, End::Error);
+                Outcome::Fail(error)
             }
         };
         match outcome {
@@ -430,17 +426,21 @@ impl Text {
 
     /// Cancels what still runs of a job that is no longer answered.
     fn drop_choices(&mut self, job: &Job, end: End) {
-        for (index, ticket) in job.tickets.iter().enumerate().filter(|(i, _)| job.choices[*i].end.is_none()) {
-            let mut metrics = self.shared.metrics.lock();
-            metrics.open -= 1;
-            metrics.running -= u64::from(job.admitted[index]);
-            metrics.ended(end);
-            drop(metrics);
-            // A ticket already gone from the table was refused or ended by the engine itself.
+        for (index, ticket) in job.tickets.iter().enumerate() {
+            // A ticket that is gone from the table has ended, and was counted when it did.
             if self.state.tickets.remove(ticket).is_some() {
+                self.uncount(job.admitted[index], end);
                 self.command(Command::Cancel(*ticket));
             }
         }
+    }
+
+    /// A choice ended without a report.
+    fn uncount(&self, admitted: bool, end: End) {
+        let mut metrics = self.shared.metrics.lock();
+        metrics.open -= 1;
+        metrics.running -= u64::from(admitted);
+        metrics.ended(end);
     }
 
     fn engine_ended(&mut self) {

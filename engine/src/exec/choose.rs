@@ -2,6 +2,9 @@
 
 use std::ops::Range;
 
+use engine_kernels::Isa;
+use engine_kernels::ops::logits::argmax;
+
 use crate::accept;
 use crate::ids::TokenId;
 use crate::sample;
@@ -19,6 +22,19 @@ pub struct Run {
     pub rules: Range<usize>,
     /// The rows are a window (the last committed row and drafts); else their successors are committed already.
     pub window: bool,
+}
+
+/// What choosing works with.
+pub struct Chooser {
+    isa: Isa,
+    scratch: sample::Scratch,
+}
+
+impl Chooser {
+    /// On this instruction set.
+    pub fn new(isa: Isa) -> Self {
+        Self { isa, scratch: sample::Scratch::default() }
+    }
 }
 
 /// Splits the rules into runs.
@@ -78,7 +94,7 @@ pub fn decide(
     logits: &mut [f32],
     stride: usize,
     vocab: usize,
-    scratch: &mut sample::Scratch,
+    by: &mut Chooser,
     out: &mut StepResult,
 ) {
     let rules = &trunk.rules;
@@ -93,7 +109,7 @@ pub fn decide(
         let drafts = &ruled[..ruled.len().min(run.rules.len() - 1)];
         let verdict = accept::walk(drafts, |i| {
             let row = &mut logits[i * stride..i * stride + vocab];
-            let token = choose(rules, run.rules.start + i, row, vocab, scratch);
+            let token = choose(rules, run.rules.start + i, row, by);
             decided = i + 1;
             chosen.push(token);
             token
@@ -116,7 +132,7 @@ pub fn decide(
             (NO_LOGPROBS, _) | (_, None) => f32::NAN,
             (n, Some(token)) => {
                 let row = &logits[i * stride..i * stride + vocab];
-                sample::log_probs(row, scratch, token, n as usize, &mut out.top)
+                sample::log_probs(row, &mut by.scratch, token, n as usize, &mut out.top)
             }
         };
         out.logprob.push(logprob);
@@ -124,21 +140,172 @@ pub fn decide(
     }
 }
 
-fn choose(
-    rules: &RowRules,
-    rule: usize,
-    logits: &mut [f32],
-    vocab: usize,
-    scratch: &mut sample::Scratch,
-) -> Result<TokenId, Fault> {
+fn choose(rules: &RowRules, rule: usize, logits: &mut [f32], by: &mut Chooser) -> Result<TokenId, Fault> {
     let edits = match rules.edit_start.as_slice() {
         [] => &[],
         starts => &rules.edit[starts[rule] as usize..starts[rule + 1] as usize],
     };
     let mask = match rules.mask.get(rule) {
         None | Some(&u32::MAX) => None,
-        Some(&first) => Some(&rules.mask_word[first as usize..][..vocab.div_ceil(32)]),
+        Some(&first) => Some(&rules.mask_word[first as usize..][..logits.len().div_ceil(32)]),
     };
     let filters = &rules.filters[rules.filter[rule] as usize];
-    sample::choose(logits, scratch, filters, rules.draw[rule], edits, mask)
+    if filters.temperature <= 0.0 && edits.is_empty() && mask.is_none() {
+        // The same rule, vectorised; a row with an infinity goes the careful way.
+        if let Some((token, _)) = argmax(by.isa, logits) {
+            return Ok(TokenId(token));
+        }
+    }
+    sample::choose(logits, &mut by.scratch, filters, rules.draw[rule], edits, mask)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ids::StateSlot;
+    use crate::step::{Filters, LogitEdit, Source};
+
+    const VOCAB: usize = 5;
+    /// Columns of the head, padding included; the padding is always the greatest.
+    const STRIDE: usize = 7;
+
+    /// Segments of (tokens, committed), every row from the last committed on ruled, or every row if `all`.
+    fn work(segments: &[(&[u32], u32)], all: bool) -> TrunkWork {
+        let mut trunk = TrunkWork { row_start: vec![0], ..TrunkWork::default() };
+        for (s, &(tokens, committed)) in segments.iter().enumerate() {
+            let first = trunk.token.len() as u32;
+            trunk.state.push(StateSlot(s as u32));
+            trunk.position.push(0);
+            trunk.committed.push(committed);
+            trunk.token.extend(tokens.iter().map(|&t| TokenId(t)));
+            trunk.source.extend(tokens.iter().map(|_| Source::Prompt));
+            trunk.row_start.push(trunk.token.len() as u32);
+            let from = if all { first } else { first + committed - 1 };
+            for row in from..trunk.token.len() as u32 {
+                trunk.rules.row.push(row);
+                trunk.rules.filter.push(0);
+                trunk.rules.draw.push(row);
+                trunk.rules.mask.push(u32::MAX);
+                trunk.rules.top_n.push(1);
+            }
+        }
+        trunk.rules.filters.push(Filters::GREEDY);
+        trunk
+    }
+
+    /// Decides every run of `trunk` on logits that make `target[rule]` the best.
+    fn decide_on(trunk: &TrunkWork, target: &[u32]) -> StepResult {
+        let mut out = StepResult {
+            accepted: vec![0; trunk.state.len()],
+            next: vec![TokenId::NONE; trunk.state.len()],
+            fault: vec![None; trunk.state.len()],
+            top_start: vec![0],
+            ..StepResult::default()
+        };
+        for run in runs(trunk) {
+            let mut logits = Vec::new();
+            for &t in &target[run.rules.clone()] {
+                let mut row = [0.0, 0.0, 0.0, 0.0, 0.0, 9.0, 9.0];
+                match t {
+                    u32::MAX => row[..VOCAB].fill(f32::NAN),
+                    t => row[t as usize] = 1.0,
+                }
+                logits.extend(row);
+            }
+            let before: Vec<u32> = logits.iter().map(|x| x.to_bits()).collect();
+            decide(trunk, &run, &mut logits, STRIDE, VOCAB, &mut Chooser::new(Isa::best()), &mut out);
+            assert!(logits.iter().map(|x| x.to_bits()).eq(before), "logits are handed back as they were");
+        }
+        out
+    }
+
+    #[test]
+    fn windows_are_judged_side_by_side() {
+        let trunk = work(&[(&[1, 2, 3], 1), (&[4, 4], 1), (&[0], 1)], false);
+        let out = decide_on(&trunk, &[2, 3, 0, /**/ 1, 1, /**/ 3]);
+        assert_eq!(out.accepted, [2, 0, 0]);
+        assert_eq!(out.next, [TokenId(0), TokenId(1), TokenId(3)]);
+        assert_eq!(out.fault, [None; 3]);
+    }
+
+    #[test]
+    fn log_probabilities_end_at_the_first_disagreement() {
+        let out = decide_on(&work(&[(&[1, 2, 3], 1)], false), &[2, 4, 0]);
+        assert_eq!((out.accepted[0], out.next[0]), (1, TokenId(4)));
+        let expected = 1.0 - (1f32.exp() + 4.0).ln();
+        assert!((out.logprob[0] - expected).abs() < 1e-6 && (out.logprob[1] - expected).abs() < 1e-6);
+        assert!(out.logprob[2].is_nan());
+        assert_eq!(out.top_start, [0, 1, 2, 2]);
+        assert_eq!((out.top[0].0, out.top[1].0), (TokenId(2), TokenId(4)));
+    }
+
+    #[test]
+    fn rows_before_the_last_committed_one_judge_their_successor() {
+        let out = decide_on(&work(&[(&[1, 2, 3], 3)], true), &[2, 0, 4]);
+        assert_eq!((out.accepted[0], out.next[0]), (0, TokenId(4)));
+        let z = (1f32.exp() + 4.0).ln();
+        assert!((out.logprob[0] - (1.0 - z)).abs() < 1e-6, "2 follows, and was the best");
+        assert!((out.logprob[1] + z).abs() < 1e-6, "3 follows, and was not");
+    }
+
+    #[test]
+    fn prefill_without_rules_decides_nothing() {
+        let mut trunk = work(&[(&[1, 2], 2), (&[3], 1)], false);
+        trunk.rules.row.remove(0);
+        let out = decide_on(&trunk, &[2, 2]);
+        assert_eq!(out.next, [TokenId::NONE, TokenId(2)]);
+    }
+
+    #[test]
+    fn a_row_without_a_finite_logit_faults_its_own_segment() {
+        let out = decide_on(&work(&[(&[1, 2, 3], 1), (&[4], 1)], false), &[2, u32::MAX, 0, /**/ 3]);
+        assert_eq!((out.accepted[0], out.next[0], out.fault[0]), (1, TokenId::NONE, Some(Fault::NonFinite)));
+        assert_eq!((out.next[1], out.fault[1]), (TokenId(3), None));
+        assert!(out.logprob[1].is_nan());
+    }
+
+    #[test]
+    fn edits_and_masks_are_each_rows_own() {
+        let mut trunk = work(&[(&[1, 2, 3], 1)], false);
+        let ban = |t| LogitEdit { token: TokenId(t), repeat: 1.0, add: f32::NEG_INFINITY };
+        trunk.rules.edit_start = vec![0, 0, 1, 1];
+        trunk.rules.edit = vec![ban(3)];
+        trunk.rules.mask = vec![u32::MAX, u32::MAX, 0];
+        trunk.rules.mask_word = vec![0b10000];
+        let out = decide_on(&trunk, &[2, 3, 0]);
+        assert_eq!((out.accepted[0], out.next[0]), (1, TokenId(0)), "the ban at row 1 rejects its draft");
+        trunk.rules.edit_start = vec![0, 0, 0, 0];
+        let out = decide_on(&trunk, &[2, 3, 0]);
+        assert_eq!((out.accepted[0], out.next[0]), (2, TokenId(4)), "the mask of row 2 leaves one token");
+    }
+
+    #[test]
+    fn an_infinite_logit_is_no_choice() {
+        let trunk = work(&[(&[1], 1)], false);
+        for isa in Isa::available() {
+            let mut row = [0.0, f32::INFINITY, 2.0, f32::NAN, 2.0];
+            assert_eq!(choose(&trunk.rules, 0, &mut row, &mut Chooser::new(isa)), Ok(TokenId(2)));
+        }
+    }
+
+    #[test]
+    fn windows_are_never_torn_apart() {
+        let long: Vec<u32> = vec![0; 40];
+        let trunk = work(&[(&long, 1), (&long, 1), (&[1], 1)], false);
+        let runs = runs(&trunk);
+        assert_eq!(runs.iter().map(|r| r.rules.clone()).collect::<Vec<_>>(), [0..40, 40..80, 80..81]);
+        assert_eq!(blocks(&runs), [0..1, 1..3]);
+        let probe = work(&[(&long, 40), (&long, 40)], true);
+        let runs = super::runs(&probe);
+        assert_eq!(runs.len(), 80);
+        assert_eq!(blocks(&runs), [0..LOGIT_ROWS, LOGIT_ROWS..80]);
+    }
+
+    #[test]
+    #[should_panic(expected = "row order")]
+    fn rules_out_of_order_assert() {
+        let mut trunk = work(&[(&[1, 2, 3], 1)], false);
+        trunk.rules.row.swap(0, 1);
+        runs(&trunk);
+    }
 }

@@ -104,6 +104,11 @@ impl Machine {
         }
     }
 
+    /// The workers, to be kept awake over the parts of a step.
+    pub fn pool(&self) -> Arc<Pool> {
+        Arc::clone(&self.pool)
+    }
+
     /// The instruction set that everything runs on.
     pub fn isa(&self) -> Isa {
         self.isa
@@ -123,8 +128,6 @@ impl Machine {
     pub fn run(&mut self, model: &Model, ops: &[Op], batch: &Batch<'_>) {
         let rows = batch.token.len();
         debug_assert_eq!(rows, batch.position.len());
-        let pool = Arc::clone(&self.pool);
-        let _pass = pool.pass();
         self.rope.fill(batch.position, &mut self.rope_table);
         for op in ops {
             self.step(model, op, batch, rows);

@@ -58,6 +58,19 @@ impl CpuExecutor {
         }
     }
 
+    /// The recurrent state of a sequence without logged rows, little-endian: what two runs compare.
+    ///
+    /// # Panics
+    /// If rows are logged: fork the sequence and [`SlotOp::Fold`] the copy first.
+    pub fn state_bytes(&self, state: StateSlot) -> Vec<u8> {
+        assert_eq!(self.cursors.get(state).log_len(), 0, "{state} has logged rows");
+        let mut payload = Vec::new();
+        for layer in &self.machine.delta {
+            layer.save(state.index(), &mut payload);
+        }
+        payload.iter().flat_map(|x| x.to_le_bytes()).collect()
+    }
+
     fn fold(&mut self, state: StateSlot) {
         self.machine.fold(state.index(), self.cursors.get(state).log_len() as usize);
         self.cursors.folded(state);

@@ -243,6 +243,9 @@ impl Config {
                 "equal key and value lengths",
             ));
         }
+        if !key.is_multiple_of(8) {
+            return Err(keys.unsupported("attention.key_length", &key.to_string(), "multiples of 8"));
+        }
         Ok(key)
     }
 

@@ -97,7 +97,15 @@ impl Plan {
             rope_factors,
             norm_eps: config.norm_eps,
         };
-        let vocab = config.tokens.map_or(vocab_rows, |t| t.len.min(vocab_rows));
+        let vocab = config.tokens.map_or(vocab_rows, |t| t.len);
+        if vocab == 0 || vocab > vocab_rows {
+            return Err(engine_io::Error::Inconsistent {
+                file: model.path.to_owned(),
+                found: format!("tokenizer.ggml.tokens has {vocab} entries, token_embd.weight {vocab_rows} rows"),
+                expected: String::from("a row for every token; convert the model again"),
+            }
+            .into());
+        }
         Ok(Self { program, matrices, vectors, vocab_rows, vocab, mtp: status, unexpected })
     }
 }

@@ -10,13 +10,15 @@
 //! Every operation treats every row alike, or goes through the batch's segments (attention, recurrence); none knows
 //! how many rows share the pass, which is what keeps results independent of batching.
 
+use std::collections::HashSet;
+
 use engine_kernels::ops::delta_state::DeltaDims;
 use engine_kernels::ops::kv_cache::KvGeometry;
 
 use super::config::RopeConfig;
 
 /// A matrix of [`super::load::Weights`].
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct MatrixId(pub u32);
 
 /// A vector of [`super::load::Weights`].
@@ -235,6 +237,24 @@ pub struct Program {
     pub rope_factors: Option<VectorId>,
     /// Added to mean squares, and to the delta net's squared norms.
     pub norm_eps: f32,
+}
+
+impl Program {
+    /// Matrices that take part in products; the others are tables of rows.
+    pub fn multiplied(&self) -> HashSet<MatrixId> {
+        let mut out = HashSet::from([self.head]);
+        let mut ops = vec![&self.trunk];
+        if let Some(mtp) = &self.mtp {
+            out.insert(mtp.head);
+            ops.extend([&mtp.fill, &mtp.block]);
+        }
+        for op in ops.into_iter().flatten() {
+            if let Op::MatMul { outputs, .. } = op {
+                out.extend(outputs.iter().map(|(matrix, _)| *matrix));
+            }
+        }
+        out
+    }
 }
 
 /// Collects buffers while a program is written down. A name and a width stand for one buffer.

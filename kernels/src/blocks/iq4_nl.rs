@@ -7,6 +7,7 @@ use super::{Block32, IQ4_VALUES, f16_at};
 pub(crate) const BYTES: usize = 2 + 16;
 const _: () = assert!(BYTES == 18);
 
+#[inline(always)]
 pub(crate) fn decode(b: &[u8]) -> Block32 {
     let mut code = [0; 32];
     for i in 0..16 {

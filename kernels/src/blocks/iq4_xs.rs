@@ -9,6 +9,7 @@ use super::{Block256, IQ4_VALUES, f16_at};
 pub(crate) const BYTES: usize = 2 + 2 + 4 + 128;
 const _: () = assert!(BYTES == 136);
 
+#[inline(always)]
 pub(crate) fn decode(b: &[u8]) -> Block256 {
     let high = u16::from_le_bytes([b[2], b[3]]);
     let mut scale = [0; 16];

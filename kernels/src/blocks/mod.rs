@@ -44,11 +44,13 @@ pub(crate) struct Block256 {
 }
 
 /// Exact widening of the f16 at `bytes[at..at + 2]`.
+#[inline(always)]
 pub(crate) fn f16_at(bytes: &[u8], at: usize) -> f32 {
     f16::from_le_bytes([bytes[at], bytes[at + 1]]).to_f32()
 }
 
 /// The little-endian dword at `bytes[at..at + 4]`.
+#[inline(always)]
 pub(crate) fn u32_at(bytes: &[u8], at: usize) -> u32 {
     u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
 }
@@ -58,6 +60,7 @@ pub(crate) const IQ4_VALUES: [i8; 16] = [-127, -104, -83, -65, -49, -35, -22, -1
 
 impl Block32 {
     /// Writes the 32 values. `min`: the format has a minimum.
+    #[inline(always)]
     pub(crate) fn dequantize(&self, min: bool, dst: &mut [f32]) {
         for (dst, &code) in dst.iter_mut().zip(&self.code) {
             let value = f32::from(code) * self.d;
@@ -73,6 +76,7 @@ impl Block32 {
 
 impl Block256 {
     /// Writes the 256 values.
+    #[inline(always)]
     pub(crate) fn dequantize(&self, dst: &mut [f32]) {
         for (j, (dst, code)) in dst.chunks_exact_mut(16).zip(self.code.chunks_exact(16)).enumerate() {
             let (scale, min) = (self.d * f32::from(self.scale[j]), self.dmin * f32::from(self.min[j]));

@@ -8,6 +8,7 @@ use super::{Block256, f16_at};
 pub(crate) const BYTES: usize = 16 + 64 + 2 + 2;
 const _: () = assert!(BYTES == 84);
 
+#[inline(always)]
 pub(crate) fn decode(b: &[u8]) -> Block256 {
     let code = std::array::from_fn(|k| {
         let (half, sub, i) = (k / 128, k / 32 % 4, k % 32);

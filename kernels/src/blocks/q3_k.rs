@@ -9,6 +9,7 @@ use super::{Block256, f16_at};
 pub(crate) const BYTES: usize = 32 + 64 + 12 + 2;
 const _: () = assert!(BYTES == 110);
 
+#[inline(always)]
 pub(crate) fn decode(b: &[u8]) -> Block256 {
     let scales = &b[96..108];
     let scale = std::array::from_fn(|j| {

@@ -9,6 +9,7 @@ pub(crate) const BYTES: usize = 2 + 2 + 12 + 128;
 const _: () = assert!(BYTES == 144);
 
 /// The eight 6-bit scales and mins, each repeated for both 16s of its 32.
+#[inline(always)]
 pub(super) fn scales_mins(b: &[u8]) -> ([i8; 16], [u8; 16]) {
     let pick = |j: usize| {
         if j < 4 {
@@ -20,6 +21,7 @@ pub(super) fn scales_mins(b: &[u8]) -> ([i8; 16], [u8; 16]) {
     (std::array::from_fn(|j| pick(j / 2).0 as i8), std::array::from_fn(|j| pick(j / 2).1))
 }
 
+#[inline(always)]
 pub(crate) fn decode(b: &[u8]) -> Block256 {
     let (scale, min) = scales_mins(&b[4..16]);
     let code = std::array::from_fn(|k| {

@@ -8,6 +8,7 @@ use super::{Block32, f16_at, u32_at};
 pub(crate) const BYTES: usize = 2 + 4 + 16;
 const _: () = assert!(BYTES == 22);
 
+#[inline(always)]
 pub(crate) fn decode(b: &[u8]) -> Block32 {
     let high = u32_at(b, 2);
     let mut code = [0; 32];

@@ -7,6 +7,7 @@ use super::{Block32, f16_at, u32_at};
 pub(crate) const BYTES: usize = 2 + 2 + 4 + 16;
 const _: () = assert!(BYTES == 24);
 
+#[inline(always)]
 pub(crate) fn decode(b: &[u8]) -> Block32 {
     let high = u32_at(b, 4);
     let mut code = [0; 32];

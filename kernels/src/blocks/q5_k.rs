@@ -8,6 +8,7 @@ use super::{Block256, f16_at, q4_k::scales_mins};
 pub(crate) const BYTES: usize = 2 + 2 + 12 + 32 + 128;
 const _: () = assert!(BYTES == 176);
 
+#[inline(always)]
 pub(crate) fn decode(b: &[u8]) -> Block256 {
     let (scale, min) = scales_mins(&b[4..16]);
     let code = std::array::from_fn(|k| {

@@ -9,6 +9,7 @@ use super::{Block256, f16_at};
 pub(crate) const BYTES: usize = 128 + 64 + 16 + 2;
 const _: () = assert!(BYTES == 210);
 
+#[inline(always)]
 pub(crate) fn decode(b: &[u8]) -> Block256 {
     let code = std::array::from_fn(|k| {
         let (half, sub, i) = (k / 128, k / 32 % 4, k % 32);

@@ -4,15 +4,10 @@
 //! activation rows. Everything it may assume is asserted here, on slices.
 #![expect(unsafe_code, reason = "calls of instruction-set kernels, which work on pointers")]
 
-use std::ops::Range;
-
 use super::detect::Isa;
-use crate::input::{Acts, Form, PANEL_ROWS};
+use crate::input::{Acts, Form, Plain, TILE_ROWS};
 use crate::panel::{LANES, Layout};
 use crate::quant::Quant;
-
-/// Activation rows of a tile at most: their accumulators and one unpacked block fill the register file.
-pub(crate) const TILE_ROWS: usize = 8;
 
 /// Results of a tile: row r, lane n.
 pub(crate) type TileOut = [[f32; LANES]; TILE_ROWS];
@@ -60,11 +55,18 @@ pub(crate) struct TileArgs {
     pub sums_16: *const i16,
 }
 
+/// Sixteen outputs: a group of weight rows on its way through the tiles.
+pub(crate) struct Group<'a> {
+    weights: Weights<'a>,
+    /// A tile has been over it: packed, and in the cache.
+    seen: bool,
+}
+
 /// Where the weights of a group come from.
 pub(crate) enum Weights<'a> {
     /// Panels.
     Panels(&'a [u8]),
-    /// File rows, `stride` bytes apart, to be packed into `panels` by the first tile that uses them.
+    /// File rows, `stride` bytes apart, to be packed into `panels` by the first tile that sees them.
     Rows { rows: &'a [u8], stride: usize, panels: &'a mut [u8] },
 }
 
@@ -111,58 +113,75 @@ fn check_panels(isa: Isa, layout: &Layout, steps: usize, panels: &[u8]) {
     assert!(panels.as_ptr().addr().is_multiple_of(64));
 }
 
-/// Multiplies one group with a tile of activation rows; `out[r]` is row `tile.start + r`. The tile that
-/// begins at row 0 must be the first over a group: it is the one that packs file rows.
-///
-/// # Panics
-/// If weights and activations do not fit each other or the kernel, the rows are not of one activation panel, or `isa`
-/// is not of this machine.
-pub(crate) fn tile(
-    isa: Isa,
-    quant: Quant,
-    form: Form,
-    weights: &mut Weights,
-    acts: &Acts,
-    tile: Range<usize>,
-    out: &mut TileOut,
-) {
-    let kernel = kernel(isa, quant).expect("an instruction set with kernels");
-    let layout = quant.layout();
-    let steps = acts.steps;
-    let (first, count) = (tile.start, tile.len());
-    assert_eq!(layout.step, form.step());
-    assert!(count > 0 && first + count <= acts.rows && first / PANEL_ROWS == (first + count - 1) / PANEL_ROWS);
-    let cells = acts.rows * steps;
-    let begins = first == 0;
-    let (panels, rows, stride) = match weights {
-        Weights::Panels(panels) => {
-            check_panels(isa, layout, steps, panels);
-            // Never written: `rows` is null.
-            (panels.as_ptr().cast_mut(), std::ptr::null(), 0)
-        }
-        Weights::Rows { rows, stride, panels } => {
-            check_pack(isa, layout, steps, rows, *stride, panels);
-            (panels.as_mut_ptr(), if begins { rows.as_ptr() } else { std::ptr::null() }, *stride)
-        }
-    };
-    let at = acts.at(first, 0);
-    let args = TileArgs {
-        steps,
-        panels,
-        rows,
-        stride,
-        prefetch: begins && (!rows.is_null() || count >= kernel.prefetch_rows),
-        act_rows: acts.panel_rows(first),
-        floats: pointer(&acts.floats, at, cells, 32, form == Form::Float),
-        codes: pointer(&acts.codes, at, cells, form.step(), form != Form::Float),
-        scale: pointer(&acts.scale, at, cells, form.scales(), form != Form::Float),
-        scaled_sum: pointer(&acts.scaled_sum, at, cells, 2, form == Form::Int32),
-        correction: std::array::from_fn(|i| pointer(&acts.correction[i], at, cells, 2, form == Form::Int32)),
-        sums_32: pointer(&acts.sums_32, at, cells, 8, form == Form::Int256),
-        sums_16: pointer(&acts.sums_16, at, cells, 16, form == Form::Int256),
-    };
-    // SAFETY: the instruction set was detected; weights and activations have the sizes that `args` says.
-    unsafe { (kernel.tiles[count - 1])(&args, out) };
+impl<'a> Group<'a> {
+    pub(crate) fn new(weights: Weights<'a>) -> Group<'a> {
+        Group { weights, seen: false }
+    }
+
+    /// Multiplies the group with the activation rows of a tile; `out[r]` is row r of the tile.
+    ///
+    /// # Panics
+    /// If weights and activations do not fit each other or the kernel, or `isa` is not of this machine.
+    pub(crate) fn multiply(&mut self, isa: Isa, quant: Quant, form: Form, acts: &Acts, t: usize, out: &mut TileOut) {
+        let kernel = kernel(isa, quant).expect("an instruction set with kernels");
+        let layout = quant.layout();
+        assert_eq!(layout.step, form.step());
+        assert!(t < acts.tiles());
+        let (steps, cells, tile) = (acts.steps, acts.rows * acts.steps, acts.tile(t));
+        let (panels, rows, stride) = match &mut self.weights {
+            Weights::Panels(panels) => {
+                check_panels(isa, layout, steps, panels);
+                // Never written: `rows` is null.
+                (panels.as_ptr().cast_mut(), std::ptr::null(), 0)
+            }
+            Weights::Rows { rows, stride, panels } => {
+                check_pack(isa, layout, steps, rows, *stride, panels);
+                (panels.as_mut_ptr(), if self.seen { std::ptr::null() } else { rows.as_ptr() }, *stride)
+            }
+        };
+        let at = acts.cell(&tile, tile.start, 0);
+        let args = TileArgs {
+            steps,
+            panels,
+            rows,
+            stride,
+            prefetch: !self.seen && (!rows.is_null() || tile.len() >= kernel.prefetch_rows),
+            act_rows: tile.len(),
+            floats: pointer(&acts.floats, at, cells, 32, form == Form::Float),
+            codes: pointer(&acts.codes, at, cells, form.step(), form != Form::Float),
+            scale: pointer(&acts.scale, at, cells, form.scales(), form != Form::Float),
+            scaled_sum: pointer(&acts.scaled_sum, at, cells, 2, form == Form::Int32),
+            correction: std::array::from_fn(|i| pointer(&acts.correction[i], at, cells, 2, form == Form::Int32)),
+            sums_32: pointer(&acts.sums_32, at, cells, 8, form == Form::Int256),
+            sums_16: pointer(&acts.sums_16, at, cells, 16, form == Form::Int256),
+        };
+        self.seen = true;
+        // SAFETY: the instruction set was detected; weights and activations have the sizes that `args` says: `pointer`
+        // checked that every cell of the form is there, and the tile's rows are the `tile.len()` ones of each step.
+        unsafe { (kernel.tiles[tile.len() - 1])(&args, out) };
+    }
+}
+
+/// Quantises the rows of `x` into `acts`, whose arrays have their size.
+pub(crate) fn fill(isa: Isa, acts: &mut Acts, form: Form, x: &[f32], k: usize) {
+    assert!(isa <= Isa::best());
+    match isa {
+        // SAFETY: the instruction set was detected.
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx2 | Isa::Avx512 => unsafe { super::avx2::matmul::fill(acts, form, x, k) },
+        _ => acts.fill_cells(Plain, form, x, k),
+    }
+}
+
+/// Expands the blocks of one row.
+pub(crate) fn dequantize(isa: Isa, quant: Quant, bytes: &[u8], dst: &mut [f32]) {
+    assert!(isa <= Isa::best());
+    match isa {
+        // SAFETY: the instruction set was detected.
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx2 | Isa::Avx512 => unsafe { super::avx2::matmul::dequantize(quant, bytes, dst) },
+        _ => quant.dequantize(bytes, dst),
+    }
 }
 
 /// `array` at cell `at`, `width` elements a cell, all `cells` of it there; null for arrays that a form does not have.

@@ -7,6 +7,8 @@ use std::ptr::NonNull;
 
 const LINE: usize = 64;
 const HUGE: usize = 2 << 20;
+/// Advice starts at a multiple of this; the system's pages may be larger, then it is refused.
+const PAGE: usize = 4096;
 
 /// Owned bytes whose start is a multiple of 64.
 pub(crate) struct AlignedBytes {
@@ -70,6 +72,49 @@ fn advise_huge(start: NonNull<u8>, len: usize) {
     unsafe { libc::madvise(start.as_ptr().cast(), len, libc::MADV_HUGEPAGE) };
 }
 
+/// Elements that start out zero at a multiple of 64 bytes, in huge pages where there are many. Memory is touched only
+/// when it is written, so that a large cache costs what is used of it.
+pub(crate) struct LazyZeros<T> {
+    /// Asked of the system as zero pages, none of them touched; a little more than `len` for the alignment.
+    zeros: Vec<T>,
+    start: usize,
+    len: usize,
+}
+
+impl<T: Copy + Default> LazyZeros<T> {
+    /// `len` zeros. T is a plain number of 1, 2, 4 or 8 bytes.
+    pub(crate) fn new(len: usize) -> Self {
+        const { assert!(LINE.is_multiple_of(size_of::<T>()) && size_of::<T>() > 0, "elements share lines") };
+        let zeros = vec![T::default(); len + LINE / size_of::<T>()];
+        let skipped = zeros.as_ptr().addr().next_multiple_of(LINE) - zeros.as_ptr().addr();
+        let bytes = size_of_val(&zeros[..]);
+        if bytes >= HUGE {
+            // Advice covers whole pages: those that lie inside.
+            let skipped = zeros.as_ptr().addr().next_multiple_of(PAGE) - zeros.as_ptr().addr();
+            // SAFETY: `skipped` is below the page size, hence below `bytes`: the address is inside the buffer.
+            let start = unsafe { NonNull::new_unchecked(zeros.as_ptr().cast_mut().cast::<u8>().add(skipped)) };
+            advise_huge(start, bytes - skipped);
+        }
+        Self { start: skipped / size_of::<T>(), zeros, len }
+    }
+}
+
+impl<T> Deref for LazyZeros<T> {
+    type Target = [T];
+
+    #[inline(always)]
+    fn deref(&self) -> &[T] {
+        &self.zeros[self.start..self.start + self.len]
+    }
+}
+
+impl<T> DerefMut for LazyZeros<T> {
+    #[inline(always)]
+    fn deref_mut(&mut self) -> &mut [T] {
+        &mut self.zeros[self.start..self.start + self.len]
+    }
+}
+
 #[cfg(not(target_os = "linux"))]
 fn advise_huge(_: NonNull<u8>, _: usize) {}
 
@@ -94,6 +139,25 @@ impl Drop for AlignedBytes {
         if self.len > 0 {
             // SAFETY: allocated in `zeroed` with this layout.
             unsafe { dealloc(self.start.as_ptr(), Self::layout(self.len)) };
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{HUGE, LINE, LazyZeros};
+
+    #[test]
+    fn lazy_zeros_are_zero_aligned_and_as_long_as_asked() {
+        for len in [0, 1, 15, 16, 17, 1000, HUGE / 4 + 3] {
+            let mut floats = LazyZeros::<f32>::new(len);
+            let mut halves = LazyZeros::<u16>::new(len);
+            assert_eq!((floats.len(), halves.len()), (len, len));
+            assert!(floats.as_ptr().addr().is_multiple_of(LINE) && halves.as_ptr().addr().is_multiple_of(LINE));
+            assert!(floats.iter().all(|&x| x == 0.0) && halves.iter().all(|&x| x == 0));
+            floats.fill(1.0);
+            halves.fill(1);
+            assert!(floats.iter().all(|&x| x == 1.0) && halves.iter().all(|&x| x == 1));
         }
     }
 }

@@ -25,8 +25,9 @@ use super::disjoint::Disjoint;
 const IDLE_TURNS: u32 = 2_000;
 /// The same inside a pass: a few milliseconds, longer than any serial part of a healthy pass.
 const PASS_TURNS: u32 = 200_000;
-/// Turns spun without giving the core away.
-const KEEN_TURNS: u32 = 4_000;
+/// Turns spun without giving the core away: longer than the gaps between the jobs of a pass, because on a busy machine a
+/// core given away comes back after milliseconds.
+const KEEN_TURNS: u32 = 20_000;
 /// What a yield counts for, in turns.
 const YIELD_TURNS: u32 = 64;
 

@@ -326,16 +326,18 @@ fn tile<S: Simd>(left: usize) -> usize {
 fn pack_queries<S: Simd, E: Element>(call: &Call<'_, E>, item: &Item<'_>) -> Vec<f32> {
     let (group, head_dim) = (call.group(), call.head_dim);
     let n = item.rows.len() * group;
-    let mut packed = Vec::with_capacity(n * head_dim);
-    let query = |i: usize| {
-        let row = item.rows.start + i / group;
-        &call.q[(row * call.heads + item.kv_head * group + i % group) * head_dim..][..head_dim]
-    };
+    let mut packed = vec![0.0; n * head_dim];
     let mut start = 0;
     while start < n {
         let tile = tile::<S>(n - start);
-        for d in 0..head_dim {
-            packed.extend((start..start + tile).map(|i| query(i)[d]));
+        let columns = &mut packed[start * head_dim..(start + tile) * head_dim];
+        for i in 0..tile {
+            let row = item.rows.start + (start + i) / group;
+            let head = item.kv_head * group + (start + i) % group;
+            let query = &call.q[(row * call.heads + head) * head_dim..][..head_dim];
+            for (column, &x) in columns.chunks_exact_mut(tile).zip(query) {
+                column[i] = x;
+            }
         }
         start += tile;
     }
@@ -366,8 +368,7 @@ fn split_all<S: Simd, E: Element>(
             (4, _) => work.run::<S, 4, 4, 4>(s, running, out),
             (2, true) => work.run::<S, 2, 4, 4>(s, running, out),
             (2, false) => work.run::<S, 2, 2, 2>(s, running, out),
-            (_, true) => work.run::<S, 1, 8, 8>(s, running, out),
-            (_, false) => work.run::<S, 1, 4, 4>(s, running, out),
+            _ => work.run::<S, 1, 4, 4>(s, running, out),
         }
         start += tile;
     }
@@ -406,15 +407,16 @@ impl<E: Element> Tile<'_, E> {
         if seen[Q - 1] == 0 {
             return;
         }
-        let mut weights = [[0.0; SPLIT_TOKENS]; Q];
+        let mut weights = Weights([[0.0; SPLIT_TOKENS]; Q]);
+        let weights = &mut weights.0;
         let pages = seen[Q - 1].div_ceil(PAGE_TOKENS);
         let mut page = 0;
         while page + P <= pages {
-            self.scores::<S, Q, P>(s, page, &mut weights);
+            self.scores::<S, Q, P>(s, page, weights);
             page += P;
         }
         while page < pages {
-            self.scores::<S, Q, 1>(s, page, &mut weights);
+            self.scores::<S, Q, 1>(s, page, weights);
             page += 1;
         }
         let mut factors = [(0.0, 1.0); Q];
@@ -433,15 +435,15 @@ impl<E: Element> Tile<'_, E> {
         let merge = Merging { seen, first, factors };
         let mut channel = 0;
         while channel + C * LANES <= self.call.head_dim {
-            self.outputs::<S, Q, C>(s, channel, &weights, &merge, out);
+            self.outputs::<S, Q, C>(s, channel, weights, &merge, out);
             channel += C * LANES;
         }
         while channel + LANES <= self.call.head_dim {
-            self.outputs::<S, Q, 1>(s, channel, &weights, &merge, out);
+            self.outputs::<S, Q, 1>(s, channel, weights, &merge, out);
             channel += LANES;
         }
         if channel < self.call.head_dim {
-            self.output_rest::<S, Q>(s, channel, &weights, &merge, out);
+            self.output_rest::<S, Q>(s, channel, weights, &merge, out);
         }
     }
 
@@ -550,6 +552,10 @@ impl<E: Element> Tile<'_, E> {
         }
     }
 }
+
+/// Scores, then weights, of some queries over one split; aligned, so that no vector lies on two cache lines.
+#[repr(align(64))]
+struct Weights<const Q: usize>([[f32; SPLIT_TOKENS]; Q]);
 
 /// How a split's outputs join those before it.
 struct Merging<const Q: usize> {

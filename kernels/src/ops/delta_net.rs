@@ -22,7 +22,7 @@ use crate::cpu::disjoint::Blocks;
 use crate::cpu::lanes::{Kernel, LANES, Simd, Vector, dispatch};
 use crate::cpu::pool::Pool;
 
-use super::delta_state::{DeltaDims, DeltaLayer};
+use super::delta_state::{COLUMNS, DeltaDims, DeltaLayer};
 use super::exp::{exp_lanes, sigmoid_lanes, silu_lanes, softplus};
 use super::norm::{rms_factor, sum_of_squares};
 
@@ -336,6 +336,17 @@ struct Rows<'a> {
     gates: &'a [f32],
 }
 
+/// One row of a slice of the state, on a cache line of its own.
+#[derive(Clone, Copy)]
+#[repr(align(64))]
+struct Slice<const W: usize>([[f32; LANES]; W]);
+
+/// Vector w of a slice's columns: only a slice of one vector may be narrower.
+#[inline(always)]
+fn part<S: Simd, const W: usize>(s: S, columns: &[f32], w: usize) -> S::V {
+    if W > 1 { s.load(&columns.as_chunks::<LANES>().0[w]) } else { s.load_partial(columns) }
+}
+
 /// All rows of a segment over the state of one head.
 struct Sweep<'a> {
     dims: &'a DeltaDims,
@@ -378,24 +389,26 @@ impl Sweep<'_> {
         }
     }
 
-    /// `W` vectors of columns from `column` on; the last one may stick out over value_dim.
+    /// `W` vectors of columns from `column` on; a single one may stick out over value_dim.
     #[inline(always)]
-    fn columns<S: Simd, const W: usize>(&mut self, s: S, column: usize, slice: &mut Vec<[[f32; LANES]; W]>) {
+    fn columns<S: Simd, const W: usize>(&mut self, s: S, column: usize, slice: &mut Vec<Slice<W>>) {
         let (log_len, rows) = (self.segment.log_len, self.out.len());
         let steps = log_len + rows;
         let folded = log_len + self.segment.committed;
         let value_dim = self.dims.value_dim;
         let width = (value_dim - column).min(W * LANES);
-        slice.resize(self.dims.key_dim, [[0.0; LANES]; W]);
+        slice.resize(self.dims.key_dim, Slice([[0.0; LANES]; W]));
         // Load, and the first row's sum in the same go.
         let mut next = [s.splat(0.0); W];
         let first_k = self.step(0).k;
-        for ((slice, state), &k) in slice.iter_mut().zip(self.state.chunks_exact(value_dim)).zip(first_k) {
+        let stored = column * self.dims.key_dim..(column + width) * self.dims.key_dim;
+        let state = self.state[stored.clone()].chunks_exact(width);
+        for ((slice, state), &k) in slice.iter_mut().zip(state).zip(first_k) {
             let k = s.splat(k);
-            for w in 0..W {
-                let x = s.load_partial(&state[column + (w * LANES).min(width)..column + ((w + 1) * LANES).min(width)]);
-                x.store(&mut slice[w]);
-                next[w] = x.mul_add(k, next[w]);
+            for (w, next) in next.iter_mut().enumerate() {
+                let x = part::<S, W>(s, state, w);
+                x.store(&mut slice.0[w]);
+                *next = x.mul_add(k, *next);
             }
         }
         let scale = s.splat(1.0 / (self.dims.key_dim as f32).sqrt());
@@ -405,7 +418,7 @@ impl Sweep<'_> {
             let v = &now.v[column..column + width];
             let mut delta = [s.splat(0.0); W];
             for w in 0..W {
-                let v = s.load_partial(&v[(w * LANES).min(width)..((w + 1) * LANES).min(width)]);
+                let v = part::<S, W>(s, v, w);
                 delta[w] = beta.mul(v.sub(next[w].mul(decay)));
             }
             let next_k = if t + 1 < steps { Some(self.step(t + 1).k) } else { None };
@@ -430,8 +443,9 @@ impl Sweep<'_> {
                 }
             }
             if t + 1 == folded {
-                for (state, slice) in self.state.chunks_exact_mut(value_dim).zip(slice.iter()) {
-                    for (lanes, state) in slice.iter().zip(state[column..column + width].chunks_mut(LANES)) {
+                let state = self.state[stored.clone()].chunks_exact_mut(width);
+                for (state, slice) in state.zip(slice.iter()) {
+                    for (lanes, state) in slice.0.iter().zip(state.chunks_mut(LANES)) {
                         s.load(lanes).store_partial(state);
                     }
                 }
@@ -450,9 +464,9 @@ impl Kernel for Sweep<'_> {
         let value_dim = self.dims.value_dim;
         let (mut wide, mut narrow) = (Vec::new(), Vec::new());
         let mut column = 0;
-        while column + 2 * LANES <= value_dim {
+        while column + COLUMNS <= value_dim {
             self.columns::<S, 2>(s, column, &mut wide);
-            column += 2 * LANES;
+            column += COLUMNS;
         }
         while column < value_dim {
             self.columns::<S, 1>(s, column, &mut narrow);
@@ -470,7 +484,7 @@ impl Kernel for Sweep<'_> {
 #[inline(always)]
 fn step<S: Simd, const W: usize, const OUT: bool, const NEXT: bool>(
     s: S,
-    slice: &mut [[[f32; LANES]; W]],
+    slice: &mut [Slice<W>],
     k: &[f32],
     q: &[f32],
     next_k: &[f32],
@@ -482,8 +496,8 @@ fn step<S: Simd, const W: usize, const OUT: bool, const NEXT: bool>(
     for (((slice, &k), &q), &next_k) in slice.iter_mut().zip(k).zip(q).zip(next_k) {
         let (k, q, next_k) = (s.splat(k), s.splat(q), s.splat(next_k));
         for w in 0..W {
-            let x = k.mul_add(delta[w], s.load(&slice[w]).mul(decay));
-            x.store(&mut slice[w]);
+            let x = k.mul_add(delta[w], s.load(&slice.0[w]).mul(decay));
+            x.store(&mut slice.0[w]);
             if OUT {
                 o[w] = x.mul_add(q, o[w]);
             }

@@ -1,13 +1,21 @@
 //! What the gated delta net remembers: per slot the folded state, and the ingredients of the rows since.
 //!
 //! ```text
-//! state   [slot][value_head][key_dim][value_dim]   f32, every row up to the fold is in it
+//! state   [slot][value_head][slice][key_dim][32]   every row up to the fold is in it; a slice is 32 columns of
+//!                                                  value_dim and contiguous, because it is swept alone (what is left
+//!                                                  over 32: slices of 16, the last one as wide as what remains)
 //! tail    [slot][taps - 1][channels]               raw convolution inputs before the fold, a ring
 //! log     [slot][row]: raw [channels] · mixed [channels] · gates [2][value_heads]
 //!                                                  rows after the fold that may still be forgotten
 //! ```
 //! Forgetting rows is the caller's cursor alone: it passes a shorter `log_len` next time. The log starts anew with
 //! every pass, because every pass folds what is left of it first.
+
+use crate::cpu::lanes::LANES;
+use crate::cpu::pages::LazyZeros;
+
+/// Columns of a slice of the state: 128 rows of them stay in the first-level cache.
+pub(super) const COLUMNS: usize = 2 * LANES;
 
 /// Which key head a value head uses.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -98,15 +106,15 @@ pub struct DeltaLayer {
     pub(super) dims: DeltaDims,
     pub(super) slots: usize,
     pub(super) log_capacity: usize,
-    pub(super) state: Vec<f32>,
-    pub(super) tail: Vec<f32>,
+    pub(super) state: LazyZeros<f32>,
+    pub(super) tail: LazyZeros<f32>,
     /// Per slot: the ring row that holds the oldest input.
     pub(super) tail_start: Vec<usize>,
-    pub(super) log_raw: Vec<f32>,
+    pub(super) log_raw: LazyZeros<f32>,
     /// Convolved, gated by SiLU, q and k normalised.
-    pub(super) log_mixed: Vec<f32>,
+    pub(super) log_mixed: LazyZeros<f32>,
     /// Decay, then beta.
-    pub(super) log_gates: Vec<f32>,
+    pub(super) log_gates: LazyZeros<f32>,
     /// Per slot: rows in the log.
     pub(super) logged: Vec<usize>,
 }
@@ -122,12 +130,12 @@ impl DeltaLayer {
             dims,
             slots,
             log_capacity,
-            state: vec![0.0; slots * dims.state_len()],
-            tail: vec![0.0; slots * dims.tail_len()],
+            state: LazyZeros::new(slots * dims.state_len()),
+            tail: LazyZeros::new(slots * dims.tail_len()),
             tail_start: vec![0; slots],
-            log_raw: vec![0.0; slots * log_capacity * dims.channels()],
-            log_mixed: vec![0.0; slots * log_capacity * dims.channels()],
-            log_gates: vec![0.0; slots * log_capacity * 2 * dims.value_heads],
+            log_raw: LazyZeros::new(slots * log_capacity * dims.channels()),
+            log_mixed: LazyZeros::new(slots * log_capacity * dims.channels()),
+            log_gates: LazyZeros::new(slots * log_capacity * 2 * dims.value_heads),
             logged: vec![0; slots],
         }
     }
@@ -142,7 +150,7 @@ impl DeltaLayer {
         self.logged[slot]
     }
 
-    /// Folded state of a slot, `[value_head][key_dim][value_dim]`. (llama.cpp keeps `[value_head][value_dim][key_dim]`.)
+    /// Folded state of a slot, in the layout of the module page.
     pub fn state(&self, slot: usize) -> &[f32] {
         &self.state[slot * self.dims.state_len()..][..self.dims.state_len()]
     }
@@ -160,7 +168,7 @@ impl DeltaLayer {
     pub fn copy_slot(&mut self, from: usize, to: usize) {
         let log = self.logged[from];
         let dims = self.dims;
-        let copy = |column: &mut Vec<f32>, stride: usize, len: usize| {
+        let copy = |column: &mut [f32], stride: usize, len: usize| {
             column.copy_within(from * stride..from * stride + len, to * stride);
         };
         copy(&mut self.state, dims.state_len(), dims.state_len());

@@ -8,6 +8,7 @@
 //! past a row's own position is ever used in arithmetic.
 
 use crate::cpu::lanes::{LANES, Simd};
+use crate::cpu::pages::LazyZeros;
 
 /// Positions of a page.
 pub const PAGE_TOKENS: usize = LANES;
@@ -64,8 +65,8 @@ pub(super) enum Payload {
 }
 
 pub(super) struct Pages<E> {
-    k: Vec<E>,
-    v: Vec<E>,
+    k: LazyZeros<E>,
+    v: LazyZeros<E>,
     /// Elements of one head of one page.
     head_len: usize,
     kv_heads: usize,
@@ -112,8 +113,8 @@ impl<E: Element> Pages<E> {
     fn new(geometry: KvGeometry, pages: usize) -> Self {
         let len = pages * geometry.page_len();
         Self {
-            k: vec![E::default(); len],
-            v: vec![E::default(); len],
+            k: LazyZeros::new(len),
+            v: LazyZeros::new(len),
             head_len: geometry.head_dim * PAGE_TOKENS,
             kv_heads: geometry.kv_heads,
         }

@@ -287,15 +287,26 @@ fn ids_beyond_the_token_list_are_never_chosen() {
     let tokens = [5, 9, 80, 200, 3];
     let mut whole = single(&model, 32, exact());
     let best = whole.trunk(&tokens, 5, Want::Probe).next[0].0;
-    let mut list: Vec<String> = (0..best).map(|i| format!("t{i}")).collect();
-    list.push(String::from("x"));
-    list.pop();
+    let list: Vec<String> = (0..best).map(|i| format!("t{i}")).collect();
     let short = edit!(LLAMA).set("tokenizer.ggml.tokens", Value::strs(&list)).load().unwrap();
     assert_eq!(short.vocab, best as usize);
     let short = std::sync::Arc::new(short);
     let result = single(&short, 32, exact()).trunk(&tokens, 5, Want::Probe).clone();
     assert!(result.next[0].0 < best);
     assert_eq!(result.logits.len(), best as usize);
+}
+
+#[test]
+fn every_token_has_a_row() {
+    let list: Vec<String> = (0..513).map(|i| format!("t{i}")).collect();
+    refused(&edit!(LLAMA).set("tokenizer.ggml.tokens", Value::strs(&list)), &["513 entries", "512 rows"]);
+    refused(
+        &edit!(LLAMA)
+            .set("llama.attention.key_length", Value::U32(12))
+            .set("llama.attention.value_length", Value::U32(12))
+            .set("llama.rope.dimension_count", Value::U32(12)),
+        &["key_length", "12", "multiples of 8"],
+    );
 }
 
 #[test]

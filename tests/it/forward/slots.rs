@@ -112,7 +112,7 @@ fn fold_changes_nothing_that_follows() {
 #[test]
 #[should_panic(expected = "folded into its state")]
 fn truncate_below_the_fold_asserts() {
-    let Some(model) = load("qwen35-tiny/qwen35-tiny-Q8_0.gguf") else { panic!("folded into its state (skipped)") };
+    let model = load("qwen35-tiny/qwen35-tiny-Q8_0.gguf").expect("the fixture is committed");
     let mut single = grown(pair(&model), 0, &ids(20, 1));
     single.truncate(19);
     single.flush();
@@ -184,7 +184,7 @@ fn checkpoints_bring_a_sequence_back() {
 #[test]
 #[should_panic(expected = "rows continue the KV cache")]
 fn a_gap_asserts() {
-    let Some(model) = load("llama-tiny/llama-tiny-Q4_1.gguf") else { panic!("rows continue the KV cache (skipped)") };
+    let model = load("llama-tiny/llama-tiny-Q4_1.gguf").expect("the fixture is committed");
     let single = grown(pair(&model), 0, &ids(20, 1));
     let mut wrong = Single::resume(single.into_executor(), StateSlot(0), pages(0), 21);
     wrong.trunk(&[1], 1, Want::Nothing);

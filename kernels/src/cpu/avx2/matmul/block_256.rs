@@ -275,13 +275,13 @@ impl Codes for Q3_K {
             let both = _mm256_or_si256(_mm256_and_si256(low[g], low_4), _mm256_and_si256(high[g], mid_2));
             scales[g] = _mm256_sub_epi8(both, _mm256_set1_epi8(32));
         }
-        Head { d: d, dmin: _mm256_setzero_ps(), scales, mins: scales }
+        Head { d, dmin: _mm256_setzero_ps(), scales, mins: scales }
     }
     }
     avx2! {
     unsafe fn codes(w: *const u8, half: usize, j: usize) -> [__m256i; 8] {
         // SAFETY: lines of the step.
-        let (low, high) = unsafe { (lines_8(w, half, 12 + 8 * (j / 4)), lines_8(w, half, 4)) };
+        let (high, low) = unsafe { (lines_8(w, half, 4), lines_8(w, half, 12 + 8 * (j / 4))) };
         with_high(field(low, 2 * (j % 4), 3), high, j, 1, 2)
     }
     }
@@ -324,7 +324,7 @@ impl Codes for Q5_K {
     avx2! {
     unsafe fn codes(w: *const u8, half: usize, j: usize) -> [__m256i; 8] {
         // SAFETY: lines of the step.
-        let (low, high) = unsafe { (lines_8(w, half, 12 + 8 * (j / 2)), lines_8(w, half, 4)) };
+        let (high, low) = unsafe { (lines_8(w, half, 4), lines_8(w, half, 12 + 8 * (j / 2))) };
         with_high(field(low, 4 * (j % 2), 15), high, j, 1, 4)
     }
     }
@@ -341,7 +341,7 @@ impl Codes for Q6_K {
     unsafe fn head(w: *const u8, half: usize) -> Head {
         // SAFETY: lines of the step.
         let (d, scales) = unsafe { (f16_half(w, half), [line(w, half, 1), line(w, half, 2), line(w, half, 3), line(w, half, 4)]) };
-        Head { d: d, dmin: _mm256_setzero_ps(), scales, mins: scales }
+        Head { d, dmin: _mm256_setzero_ps(), scales, mins: scales }
     }
     }
     avx2! {

@@ -1,10 +1,12 @@
 //! Panel matmul on AVX2. Lane = output, as on AVX-512; a line is two halves of 8 lanes, and a tile runs over all of K
 //! for one half, then for the other, so that its accumulators fit the registers.
 #![expect(unsafe_code, reason = "vector loads and stores through pointers")]
+#![expect(clippy::needless_range_loop, reason = "one index runs through several arrays of rows or registers")]
 
 use std::arch::x86_64::*;
 
 use crate::cpu::matmul::{Kernel, TileArgs, TileOut};
+use crate::input::{Acts, Form};
 use crate::panel::{LANES, Layout};
 use crate::quant::Quant;
 
@@ -21,9 +23,10 @@ mod block_256;
 mod block_32;
 mod float;
 mod pack;
+mod quantize;
 
 /// Distance of the software prefetch.
-const PREFETCH_BYTES: usize = 8192;
+const PREFETCH_BYTES: usize = 16384;
 
 /// The inner loop of one format, for one half of the lanes.
 trait Step {
@@ -114,10 +117,11 @@ unsafe fn tile<S: Step, const R: usize>(args: &TileArgs, out: &mut TileOut) {
             unsafe { S::step::<R>(w, half, Activations { args, cell: step * args.act_rows }, &mut acc) };
         }
         for r in 0..R {
-            // The addition turns a negative zero into a positive one.
-            let sum = _mm256_add_ps(unsafe { S::finish(acc[r]) }, _mm256_setzero_ps());
-            // SAFETY: 8 of 16 floats.
-            unsafe { _mm256_storeu_ps(out[r].as_mut_ptr().add(8 * half), sum) };
+            // SAFETY: 8 of 16 floats. The addition turns a negative zero into a positive one.
+            unsafe {
+                let sum = _mm256_add_ps(S::finish(acc[r]), _mm256_setzero_ps());
+                _mm256_storeu_ps(out[r].as_mut_ptr().add(8 * half), sum);
+            }
         }
     }
 }
@@ -140,6 +144,20 @@ fn prefetch(ahead: *const u8, lines: usize) {
         // SAFETY: a hint that may be given any address.
         unsafe { _mm_prefetch::<_MM_HINT_T1>(ahead.wrapping_add(64 * i).cast()) }
     }
+}
+
+avx2! {
+/// [`Acts::fill_cells`] with this instruction set.
+pub(crate) fn fill(acts: &mut Acts, form: Form, x: &[f32], k: usize) {
+    acts.fill_cells(quantize::Avx2, form, x, k);
+}
+}
+
+avx2! {
+/// [`Quant::dequantize`], compiled for this instruction set.
+pub(crate) fn dequantize(quant: Quant, bytes: &[u8], dst: &mut [f32]) {
+    quant.dequantize_blocks(bytes, dst);
+}
 }
 
 avx2! {

@@ -155,11 +155,12 @@ fn field(mut q: [__m512i; 8], shift: usize, mask: i8) -> [__m512i; 8] {
 }
 
 avx512! {
-/// `q | bits << up`, where bits = `(high >> shift) & mask`.
+/// `q | bits << up`, where bits = `(high >> shift) & mask`. The rotation moves bits between neighbouring bytes too, but
+/// none of those that are kept.
 fn with_high(mut q: [__m512i; 8], high: [__m512i; 8], shift: usize, mask: i8, up: usize) -> [__m512i; 8] {
-    let bits = field(high, shift, mask);
+    let (left, mask) = (_mm512_set1_epi32(up as i32 - shift as i32), _mm512_set1_epi8(mask << up));
     for i in 0..8 {
-        q[i] = _mm512_or_si512(q[i], _mm512_sllv_epi16(bits[i], _mm512_set1_epi16(up as i16)));
+        q[i] = _mm512_or_si512(q[i], _mm512_and_si512(_mm512_rolv_epi32(high[i], left), mask));
     }
     q
 }
@@ -206,7 +207,7 @@ pub(super) use formats::*;
 /// Lines: d and dmin · 4 of scales and mins · 16 of codes.
 impl Codes for Q2_K {
     const LAYOUT: Layout = panel::Q2_K;
-    const PREFETCH_ROWS: usize = 2;
+    const PREFETCH_ROWS: usize = 1;
     const PER_16: bool = true;
     const BIAS: i32 = 0;
     const MIN: bool = true;
@@ -234,7 +235,7 @@ impl Codes for Q2_K {
 /// Lines: d · 3 of scales · 8 of high bits · 16 of low bits.
 impl Codes for Q3_K {
     const LAYOUT: Layout = panel::Q3_K;
-    const PREFETCH_ROWS: usize = 2;
+    const PREFETCH_ROWS: usize = 1;
     const PER_16: bool = true;
     const BIAS: i32 = 4;
     const MIN: bool = false;
@@ -258,7 +259,7 @@ impl Codes for Q3_K {
     avx512! {
     unsafe fn codes(w: *const u8, j: usize) -> [__m512i; 8] {
         // SAFETY: lines of the step.
-        let (low, high) = unsafe { (lines_8(w, 12 + 8 * (j / 4)), lines_8(w, 4)) };
+        let (high, low) = unsafe { (lines_8(w, 4), lines_8(w, 12 + 8 * (j / 4))) };
         with_high(field(low, 2 * (j % 4), 3), high, j, 1, 2)
     }
     }
@@ -267,7 +268,7 @@ impl Codes for Q3_K {
 /// Lines: d and dmin · 3 of scales and mins · 32 of nibbles.
 impl Codes for Q4_K {
     const LAYOUT: Layout = panel::Q4_K;
-    const PREFETCH_ROWS: usize = 4;
+    const PREFETCH_ROWS: usize = 1;
     const PER_16: bool = false;
     const BIAS: i32 = 0;
     const MIN: bool = true;
@@ -288,7 +289,7 @@ impl Codes for Q4_K {
 /// Lines: d and dmin · 3 of scales and mins · 8 of high bits · 32 of nibbles.
 impl Codes for Q5_K {
     const LAYOUT: Layout = panel::Q5_K;
-    const PREFETCH_ROWS: usize = 2;
+    const PREFETCH_ROWS: usize = 1;
     const PER_16: bool = false;
     const BIAS: i32 = 0;
     const MIN: bool = true;
@@ -301,7 +302,7 @@ impl Codes for Q5_K {
     avx512! {
     unsafe fn codes(w: *const u8, j: usize) -> [__m512i; 8] {
         // SAFETY: lines of the step.
-        let (low, high) = unsafe { (lines_8(w, 12 + 8 * (j / 2)), lines_8(w, 4)) };
+        let (high, low) = unsafe { (lines_8(w, 4), lines_8(w, 12 + 8 * (j / 2))) };
         with_high(field(low, 4 * (j % 2), 15), high, j, 1, 4)
     }
     }
@@ -310,7 +311,7 @@ impl Codes for Q5_K {
 /// Lines: d · 4 of scales · per half 8 of high bits and 16 of nibbles.
 impl Codes for Q6_K {
     const LAYOUT: Layout = panel::Q6_K;
-    const PREFETCH_ROWS: usize = 2;
+    const PREFETCH_ROWS: usize = 1;
     const PER_16: bool = true;
     const BIAS: i32 = 32;
     const MIN: bool = false;
@@ -334,7 +335,7 @@ impl Codes for Q6_K {
 /// Lines: d and the upper bits of the scales · their lower bits · 32 of nibbles.
 impl Codes for IQ4_XS {
     const LAYOUT: Layout = panel::IQ4_XS;
-    const PREFETCH_ROWS: usize = 4;
+    const PREFETCH_ROWS: usize = 1;
     const PER_16: bool = false;
     const BIAS: i32 = 128;
     const MIN: bool = false;

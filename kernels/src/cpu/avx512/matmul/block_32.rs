@@ -114,7 +114,7 @@ pub(super) use formats::*;
 
 impl Codes for Q4_0 {
     const LAYOUT: Layout = panel::NIBBLES;
-    const PREFETCH_ROWS: usize = 4;
+    const PREFETCH_ROWS: usize = 2;
     const BIAS: Option<usize> = Some(0);
     const MIN: bool = false;
     avx512! {
@@ -127,7 +127,7 @@ impl Codes for Q4_0 {
 
 impl Codes for Q4_1 {
     const LAYOUT: Layout = panel::Q4_1;
-    const PREFETCH_ROWS: usize = 4;
+    const PREFETCH_ROWS: usize = 2;
     const BIAS: Option<usize> = None;
     const MIN: bool = true;
     avx512! {
@@ -140,7 +140,7 @@ impl Codes for Q4_1 {
 
 impl Codes for Q5_0 {
     const LAYOUT: Layout = panel::Q5_0;
-    const PREFETCH_ROWS: usize = 4;
+    const PREFETCH_ROWS: usize = 2;
     const BIAS: Option<usize> = Some(1);
     const MIN: bool = false;
     avx512! {
@@ -153,7 +153,7 @@ impl Codes for Q5_0 {
 
 impl Codes for Q5_1 {
     const LAYOUT: Layout = panel::Q5_1;
-    const PREFETCH_ROWS: usize = 4;
+    const PREFETCH_ROWS: usize = 2;
     const BIAS: Option<usize> = None;
     const MIN: bool = true;
     avx512! {
@@ -184,7 +184,7 @@ impl Codes for Q8_0 {
 
 impl Codes for IQ4_NL {
     const LAYOUT: Layout = panel::NIBBLES;
-    const PREFETCH_ROWS: usize = 4;
+    const PREFETCH_ROWS: usize = 2;
     const BIAS: Option<usize> = Some(2);
     const MIN: bool = false;
     avx512! {

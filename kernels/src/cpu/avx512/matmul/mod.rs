@@ -1,6 +1,7 @@
 //! Panel matmul on AVX-512 VNNI. Lane = output: 16 weight rows side by side, K runs in time, so an output never needs a
 //! horizontal sum and its arithmetic is the specification's, operation for operation.
 #![expect(unsafe_code, reason = "vector loads and stores through pointers")]
+#![expect(clippy::needless_range_loop, reason = "one index runs through several arrays of rows or registers")]
 
 use std::arch::x86_64::*;
 
@@ -23,7 +24,11 @@ mod float;
 mod pack;
 
 /// Distance of the software prefetch. It goes into L2: hints for L1 run out of miss buffers.
-const PREFETCH_BYTES: usize = 8192;
+const PREFETCH_BYTES: usize = 16384;
+
+/// Steps that are packed before they are multiplied: few enough for L1, and the call to pack, around which accumulators
+/// are spilled, stays out of the inner loop.
+const CHUNK: usize = 8;
 
 /// The inner loop of one format.
 trait Step {
@@ -96,21 +101,28 @@ avx512! {
 /// See [`crate::cpu::matmul::Tile`].
 unsafe fn tile<S: Step, const R: usize>(args: &TileArgs, out: &mut TileOut) {
     let mut acc = [S::ZERO; R];
-    for step in 0..args.steps {
-        let w = args.panels.wrapping_add(step * S::LAYOUT.panel_bytes);
-        let mut ahead = w.wrapping_add(PREFETCH_BYTES).cast_const();
+    for first in (0..args.steps).step_by(CHUNK) {
+        let chunk = first..args.steps.min(first + CHUNK);
         if !args.rows.is_null() {
-            let file = step * S::LAYOUT.file_bytes;
-            // SAFETY: 16 rows of `steps` steps are readable, the panels are writable and aligned.
-            unsafe { pack::pack::<S>(args.rows.add(file), args.stride, w) };
-            // The 16 rows of a group are contiguous in the file: run through the next group meanwhile.
-            ahead = args.rows.wrapping_add(LANES * (args.stride + file));
+            for step in chunk.clone() {
+                // SAFETY: 16 rows of `steps` steps are readable, the panels are writable and aligned.
+                unsafe {
+                    let file = args.rows.add(step * S::LAYOUT.file_bytes);
+                    pack::pack::<S>(file, args.stride, args.panels.add(step * S::LAYOUT.panel_bytes));
+                }
+            }
         }
-        if !args.prefetch {
-            ahead = std::ptr::null();
+        for step in chunk {
+            let w = args.panels.wrapping_add(step * S::LAYOUT.panel_bytes).cast_const();
+            let ahead = match (args.prefetch, args.rows.is_null()) {
+                (false, _) => std::ptr::null(),
+                (true, true) => w.wrapping_add(PREFETCH_BYTES),
+                // The 16 rows of a group are contiguous in the file: run through the next group meanwhile.
+                (true, false) => args.rows.wrapping_add(LANES * (args.stride + step * S::LAYOUT.file_bytes)),
+            };
+            // SAFETY: step < steps, and the activations have R rows from here on.
+            unsafe { S::step::<R>(w, ahead, Activations { args, cell: step * args.act_rows }, &mut acc) };
         }
-        // SAFETY: step < steps, and the activations have R rows from here on.
-        unsafe { S::step::<R>(w, ahead, Activations { args, cell: step * args.act_rows }, &mut acc) };
     }
     for r in 0..R {
         // SAFETY: 16 floats. The last addition turns a negative zero into a positive one.

@@ -1,0 +1,333 @@
+//! Flags of `engine-serve`: raw flags as clap reads them, then the configuration they resolve to.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use clap::{Parser, ValueEnum};
+use engine::api::{Speculation, Strategy, WindowPolicy};
+use engine::limits::{
+    Limits, MTP_TOKENS_DEFAULT, MTP_TOKENS_MAX, STEP_ROWS_MAX, SUFFIX_MAX_DEFAULT, SUFFIX_MIN_DEFAULT,
+    SUFFIX_TOKENS_DEFAULT, WINDOW_MAX, WINDOW_MAX_DEFAULT,
+};
+use engine::schedule::Schedule;
+
+use crate::bench::options::{KvFlag, RepackFlag};
+
+/// Context of a request where neither flag nor model asks for less.
+const CONTEXT_DEFAULT: usize = 8192;
+/// First width of an adaptive window.
+const WINDOW_INITIAL_DEFAULT: usize = 16;
+
+/// Spellings of the strategy.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub enum StrategyFlag {
+    /// The best that the model allows.
+    Auto,
+    /// Plain decoding.
+    Off,
+    /// The model's own MTP block.
+    Mtp,
+    /// The request's own suffix index.
+    NgramSuffix,
+    /// MTP prefix with a suffix tail.
+    MtpSuffix,
+}
+
+/// Spellings of the window policy.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub enum PolicyFlag {
+    /// `--window-initial` drafts every step.
+    Fixed,
+    /// From measured cost and acceptance.
+    Adaptive,
+}
+
+/// Spellings of the schedule.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub enum ScheduleFlag {
+    /// A thread per part of the tick.
+    Full,
+    /// Neighbours share a thread.
+    Fused,
+    /// One thread.
+    Inline,
+    /// Measured at start.
+    Auto,
+}
+
+/// Flags as given.
+#[derive(Clone, Debug, Parser)]
+#[command(name = "engine-serve", version, about = "Serves a model over HTTP with speculative decoding.")]
+pub struct LowArgs {
+    /// A GGUF file, any shard of a split one, or a directory that holds one. Without it the built-in model is served.
+    #[arg(long, short = 'm', value_name = "PATH")]
+    pub model: Option<PathBuf>,
+    /// Who drafts where a request does not say.
+    #[arg(long, value_enum, default_value = "auto")]
+    pub spec_strategy: StrategyFlag,
+    /// Drafts of the MTP block per step.
+    #[arg(long, value_name = "N", default_value_t = MTP_TOKENS_DEFAULT, value_parser = within(0, MTP_TOKENS_MAX))]
+    pub mtp_tokens: usize,
+    /// Shortest suffix match that drafts.
+    #[arg(long, value_name = "N", default_value_t = SUFFIX_MIN_DEFAULT, value_parser = within(SUFFIX_MIN_DEFAULT, SUFFIX_MAX_DEFAULT))]
+    pub suffix_min: usize,
+    /// Longest suffix match that is looked for.
+    #[arg(long, value_name = "N", default_value_t = SUFFIX_MAX_DEFAULT, value_parser = within(SUFFIX_MIN_DEFAULT, SUFFIX_MAX_DEFAULT))]
+    pub suffix_max: usize,
+    /// Longest suffix draft [default: 48, at most the window]
+    #[arg(long, value_name = "N", value_parser = within(0, WINDOW_MAX))]
+    pub suffix_tokens: Option<usize>,
+    /// Who decides how many drafts are verified at once.
+    #[arg(long, value_enum, default_value = "adaptive")]
+    pub window_policy: PolicyFlag,
+    /// Drafts of a fixed window, first width of an adaptive one [default: 16, within min and max]
+    #[arg(long, value_name = "N", value_parser = within(0, WINDOW_MAX))]
+    pub window_initial: Option<usize>,
+    /// Least drafts while speculation is on [default: 1, at most max]
+    #[arg(long, value_name = "N", value_parser = within(0, WINDOW_MAX))]
+    pub window_min: Option<usize>,
+    /// Most drafts; no request gets more.
+    #[arg(long, value_name = "N", default_value_t = WINDOW_MAX_DEFAULT, value_parser = within(0, WINDOW_MAX))]
+    pub window_max: usize,
+    /// Tokens one request may hold; 0 = as many as the model was made for [default: the model's, at most 8192]
+    #[arg(long, short = 'c', value_name = "N")]
+    pub ctx_size: Option<usize>,
+    /// Requests that run at once [also: -np]
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = within(1, STEP_ROWS_MAX - 1))]
+    pub parallel: usize,
+    /// Workers, the first included [default: physical cores]
+    #[arg(long, short = 't', value_name = "N", value_parser = within(1, 1024))]
+    pub threads: Option<usize>,
+    /// Storage of keys and values.
+    #[arg(long, value_enum, default_value = "f16")]
+    pub kv_type: KvFlag,
+    /// Which threads run the tick.
+    #[arg(long, value_enum, default_value = "auto")]
+    pub schedule: ScheduleFlag,
+    /// Most prompt tokens of one request in one pass [also: -ub, --ubatch-size]
+    #[arg(long, alias = "ubatch-size", value_name = "N", default_value_t = STEP_ROWS_MAX, value_parser = within(1, STEP_ROWS_MAX))]
+    pub prefill_chunk: usize,
+    /// Multiply float activations instead of quantised ones.
+    #[arg(long)]
+    pub exact_activations: bool,
+    /// Read the file into memory instead of mapping it.
+    #[arg(long)]
+    pub no_mmap: bool,
+    /// Refuse a file with anything unexpected in it.
+    #[arg(long)]
+    pub strict: bool,
+    /// Copy weights into the kernels' own layout.
+    #[arg(long, value_enum, default_value = "auto")]
+    pub repack: RepackFlag,
+    /// Print every limit of the server and end.
+    #[arg(long)]
+    pub limits: bool,
+    /// Address to listen on.
+    #[arg(long, default_value = "127.0.0.1")]
+    pub host: String,
+    /// Port to listen on; 0 = any free one.
+    #[arg(long, default_value_t = 8080)]
+    pub port: u16,
+    /// A key that clients must send; may be repeated.
+    #[arg(long, value_name = "KEY", env = "ENGINE_API_KEY", hide_env_values = true)]
+    pub api_key: Vec<String>,
+    /// A file of such keys, one per line; read again on SIGHUP.
+    #[arg(long, value_name = "FILE")]
+    pub api_key_file: Option<PathBuf>,
+}
+
+fn within(low: usize, high: usize) -> impl Fn(&str) -> Result<usize, String> + Clone {
+    move |text| match text.parse::<usize>() {
+        Ok(n) if (low..=high).contains(&n) => Ok(n),
+        _ => Err(format!("expected a number from {low} to {high}")),
+    }
+}
+
+/// Single-dash names of several letters, which llama-server has and clap does not know.
+const ALIASES: [(&str, &str); 2] = [("-np", "--parallel"), ("-ub", "--prefill-chunk")];
+
+impl LowArgs {
+    /// Parses a command line, program name first.
+    ///
+    /// # Errors
+    /// Unknown flags, bad values, and `--help` or `--version`.
+    pub fn parse_line(line: impl IntoIterator<Item = OsString>) -> Result<Self, clap::Error> {
+        Self::try_parse_from(line.into_iter().map(|word| {
+            let alias = ALIASES.iter().find(|(short, _)| word == *short);
+            alias.map_or(word, |(_, long)| OsString::from(long))
+        }))
+    }
+
+    /// What does not depend on the model.
+    ///
+    /// # Errors
+    /// Values that contradict each other.
+    pub fn resolve(self) -> Result<ServeArgs, String> {
+        if self.suffix_min > self.suffix_max {
+            return Err(format!("--suffix-min {} is above --suffix-max {}", self.suffix_min, self.suffix_max));
+        }
+        let max = self.window_max;
+        let min = self.window_min.unwrap_or(1.min(max));
+        if min > max {
+            return Err(format!("--window-min {min} is above --window-max {max}"));
+        }
+        let initial = self.window_initial.unwrap_or(WINDOW_INITIAL_DEFAULT.clamp(min, max));
+        if !(min..=max).contains(&initial) {
+            return Err(format!("--window-initial {initial} is outside {min}..={max}"));
+        }
+        let strategy = match self.spec_strategy {
+            StrategyFlag::Auto => None,
+            StrategyFlag::Off => Some(Strategy::Off),
+            StrategyFlag::Mtp => Some(Strategy::Mtp),
+            StrategyFlag::NgramSuffix => Some(Strategy::NgramSuffix),
+            StrategyFlag::MtpSuffix => Some(Strategy::MtpSuffix),
+        };
+        let speculation = Speculation {
+            strategy: strategy.unwrap_or(Strategy::Off),
+            mtp_tokens: self.mtp_tokens as u8,
+            suffix_min: self.suffix_min as u8,
+            suffix_max: self.suffix_max as u8,
+            suffix_tokens: self.suffix_tokens.unwrap_or(SUFFIX_TOKENS_DEFAULT.min(max)) as u8,
+            policy: match self.window_policy {
+                PolicyFlag::Fixed => WindowPolicy::Fixed,
+                PolicyFlag::Adaptive => WindowPolicy::Adaptive,
+            },
+            window_initial: initial as u8,
+            window_min: min as u8,
+            window_max: max as u8,
+        };
+        let schedule = match self.schedule {
+            ScheduleFlag::Full => Schedule::Full,
+            ScheduleFlag::Fused => Schedule::Fused,
+            ScheduleFlag::Inline => Schedule::Inline,
+            ScheduleFlag::Auto => Schedule::Auto,
+        };
+        if self.api_key.iter().any(String::is_empty) {
+            return Err("--api-key (or ENGINE_API_KEY) is empty; leave it out to serve without keys".to_owned());
+        }
+        if self.ctx_size == Some(1) {
+            return Err("--ctx-size 1 holds no prompt and token; give at least 2".to_owned());
+        }
+        let threads = self.threads.unwrap_or_else(physical_cores);
+        Ok(ServeArgs { low: self, strategy, speculation, schedule, threads })
+    }
+}
+
+/// Flags, checked against each other.
+#[derive(Clone, Debug)]
+pub struct ServeArgs {
+    /// As given.
+    pub low: LowArgs,
+    /// `None` = decided by the model.
+    pub strategy: Option<Strategy>,
+    /// Defaults of requests; the strategy is filled in by [`Self::speculation_for`].
+    pub speculation: Speculation,
+    /// Threads of the tick.
+    pub schedule: Schedule,
+    /// Workers.
+    pub threads: usize,
+}
+
+impl ServeArgs {
+    /// Tokens of a request for a model made for `train`.
+    pub fn context(&self, train: usize) -> usize {
+        match self.low.ctx_size {
+            None => train.min(CONTEXT_DEFAULT),
+            Some(0) => train,
+            Some(n) => n,
+        }
+        .max(2)
+    }
+
+    /// Engine limits for a context.
+    pub fn limits(&self, context: usize) -> Limits {
+        Limits {
+            prefill_chunk: self.low.prefill_chunk,
+            window_max: self.low.window_max,
+            ..Limits::new(self.low.parallel, context)
+        }
+    }
+
+    /// Defaults of requests for a model with or without an MTP block.
+    ///
+    /// # Errors
+    /// If the strategy asked for needs a block that is not there.
+    pub fn speculation_for(&self, mtp: bool) -> Result<Speculation, String> {
+        let best = if mtp { Strategy::MtpSuffix } else { Strategy::NgramSuffix };
+        let strategy = self.strategy.unwrap_or(best);
+        if strategy.uses_mtp() && !mtp {
+            return Err(format!("--spec-strategy {} needs an MTP block and the model has none", strategy.name()));
+        }
+        Ok(Speculation { strategy, ..self.speculation })
+    }
+}
+
+/// Physical cores this process may use: two hardware threads of a core share its arithmetic units.
+fn physical_cores() -> usize {
+    let available = std::thread::available_parallelism().map_or(1, |n| n.get());
+    let text = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let values = |name: &str| -> Vec<String> {
+        text.lines()
+            .filter_map(|line| line.split_once(':'))
+            .filter(|(key, _)| key.trim() == name)
+            .map(|(_, value)| value.trim().to_owned())
+            .collect()
+    };
+    let mut cores: Vec<(String, String)> = values("physical id").into_iter().zip(values("core id")).collect();
+    cores.sort();
+    cores.dedup();
+    if cores.is_empty() { available } else { cores.len().min(available) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn resolve(line: &str) -> Result<ServeArgs, String> {
+        let words = std::iter::once("engine-serve").chain(line.split_whitespace()).map(OsString::from);
+        LowArgs::parse_line(words).map_err(|e| e.to_string())?.resolve()
+    }
+
+    #[test]
+    fn defaults() {
+        let args = resolve("").unwrap();
+        let s = args.speculation_for(true).unwrap();
+        assert_eq!((s.strategy, s.mtp_tokens, s.suffix_min, s.suffix_max), (Strategy::MtpSuffix, 3, 3, 64));
+        assert_eq!((s.suffix_tokens, s.window_initial, s.window_min, s.window_max), (32, 16, 1, 32));
+        assert_eq!(args.speculation_for(false).unwrap().strategy, Strategy::NgramSuffix);
+        assert_eq!((args.context(4096), args.context(1 << 20)), (4096, 8192));
+        args.limits(4096).check().unwrap();
+        assert!(args.threads >= 1);
+    }
+
+    #[test]
+    fn aliases_and_values() {
+        let args = resolve("-m x.gguf -c 0 -np 2 -t 3 -ub 64 --window-max 63 --spec-strategy mtp").unwrap();
+        assert_eq!((args.low.parallel, args.threads, args.low.prefill_chunk), (2, 3, 64));
+        assert_eq!(args.context(1 << 20), 1 << 20);
+        assert_eq!(args.speculation.suffix_tokens, 48);
+        assert!(args.speculation_for(false).unwrap_err().contains("MTP block"));
+        let args = resolve("--window-max 0").unwrap();
+        assert_eq!((args.speculation.window_min, args.speculation.window_initial), (0, 0));
+    }
+
+    #[test]
+    fn contradictions_are_refused() {
+        for line in [
+            "--suffix-min 9 --suffix-max 8",
+            "--window-min 9 --window-max 8",
+            "--window-initial 9 --window-max 8",
+            "--window-max 64",
+            "--mtp-tokens 16",
+            "--parallel 0",
+            "--threads 0",
+            "--ctx-size 1",
+            "--api-key=",
+            "--spec-strategy fast",
+            "--port 70000",
+            "--nonsense",
+        ] {
+            assert!(resolve(line).is_err(), "{line} was accepted");
+        }
+    }
+}

@@ -1,0 +1,93 @@
+//! The real [`TextModel`]: tokenizer and chat template of a model file.
+
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use engine::ids::TokenId;
+use engine_io::text::{ChatTemplate, EncodeOptions, RenderInput, TemplateError, TemplateLimits, Tokenizer};
+
+use crate::serve::model::{Caps, Conversation, Rendered, TextModel};
+
+/// Tokenizer and, where the file has one, chat template.
+pub struct GgufText {
+    tokenizer: Arc<Tokenizer>,
+    template: Option<ChatTemplate>,
+}
+
+impl GgufText {
+    /// Compiles the template of a tokenizer's file.
+    ///
+    /// # Errors
+    /// A template that this program cannot follow exactly.
+    pub fn new(tokenizer: Arc<Tokenizer>) -> Result<Self, TemplateError> {
+        let compile = |source: &str| ChatTemplate::new(source, &tokenizer, TemplateLimits::default());
+        let template = tokenizer.chat_template().map(compile).transpose()?;
+        Ok(Self { tokenizer, template })
+    }
+
+    fn knows(&self, token: TokenId) -> bool {
+        (token.0 as usize) < self.tokenizer.len()
+    }
+}
+
+fn ids(ids: Vec<u32>) -> Vec<TokenId> {
+    ids.into_iter().map(TokenId).collect()
+}
+
+impl TextModel for GgufText {
+    fn vocab(&self) -> usize {
+        self.tokenizer.len()
+    }
+
+    fn encode(&self, text: &str, add_special: bool, parse_special: bool) -> Vec<TokenId> {
+        ids(self.tokenizer.encode(text.as_bytes(), EncodeOptions { parse_special, add_special }))
+    }
+
+    fn piece(&self, token: TokenId) -> Vec<u8> {
+        // A model may have more rows than its tokenizer has tokens; such an id writes nothing.
+        if self.knows(token) { self.tokenizer.pieces().bytes(token.0).to_vec() } else { Vec::new() }
+    }
+
+    fn is_control(&self, token: TokenId) -> bool {
+        self.knows(token) && self.tokenizer.pieces().is_control(token.0)
+    }
+
+    fn is_end(&self, token: TokenId) -> bool {
+        self.knows(token) && self.tokenizer.pieces().is_end(token.0)
+    }
+
+    fn caps(&self) -> Caps {
+        let Some(template) = &self.template else { return Caps::default() };
+        let facts = template.facts();
+        Caps {
+            chat: true,
+            developer: facts.developer,
+            system_anywhere: facts.system_anywhere,
+            alternation: facts.alternation,
+            tools: facts.tools,
+            // A mapping keeps its key order, and templates that take both print it as they print their own examples.
+            string_arguments: facts.string_arguments && !facts.object_arguments,
+            reasoning_effort: facts.reasoning_effort,
+        }
+    }
+
+    fn render(&self, conversation: &Conversation<'_>) -> Result<Rendered, String> {
+        let Some(template) = &self.template else { return Err("the model file has no chat template".to_owned()) };
+        let input = RenderInput {
+            messages: conversation.messages,
+            tools: conversation.tools,
+            add_generation_prompt: conversation.add_generation_prompt,
+            kwargs: conversation.kwargs,
+            now: SystemTime::now(),
+        };
+        let rendered = template.render(&input).map_err(|error| match error {
+            TemplateError::Raised { message } => message,
+            other => other.to_string().trim_start_matches("chat template: ").to_owned(),
+        })?;
+        let open_tag =
+            template.facts().think.map(|(start, _)| start).filter(|tag| rendered.ends_in(tag)).map(str::to_owned);
+        let prompt = self.tokenizer.encode_rendered(&rendered);
+        let special_spans = prompt.special.iter().map(|s| (s.start, s.end)).collect();
+        Ok(Rendered { text: prompt.text, tokens: ids(prompt.ids), special_spans, open_tag })
+    }
+}

@@ -1,0 +1,201 @@
+//! From flags to a running engine: opens the model, sizes the tables, starts the threads.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use engine::clock::Monotonic;
+use engine::engine::{EngineHandle, Settings, StartError};
+use engine::exec::{CpuExecutor, ExecOptions};
+use engine::limits::LimitsError;
+use engine::model::load::{LoadOptions, Repack};
+use engine::model::{Model, ModelError, MtpStatus};
+use engine::step::Executor as _;
+use engine_io::gguf::meta::Meta;
+use engine_io::text::TemplateError;
+use engine_io::{ModelFile, OpenOptions};
+use engine_kernels::ops::kv_cache::KvType;
+use engine_kernels::{Activation, Isa};
+
+use crate::bench::options::{KvFlag, RepackFlag};
+use crate::flags::ServeArgs;
+use crate::open::{BUILT_IN, ModelSource, Opened};
+use crate::serve::gguf_text::GgufText;
+use crate::serve::info::{ModelInfo, SamplingDefaults};
+use crate::serve::{Parts, SpecConfig, TextModel as _};
+
+/// Why nothing is served.
+#[derive(Debug, thiserror::Error)]
+pub enum LoadError {
+    /// The file.
+    #[error(transparent)]
+    File(#[from] engine_io::Error),
+    /// The model in it.
+    #[error(transparent)]
+    Model(#[from] ModelError),
+    /// Its chat template.
+    #[error("{file}: {source}")]
+    Template {
+        /// The model file.
+        file: String,
+        /// What is wrong with it.
+        source: TemplateError,
+    },
+    /// Flags that this model cannot meet.
+    #[error("{0}")]
+    Unmet(String),
+    /// Flags that contradict each other.
+    #[error(transparent)]
+    Limits(#[from] LimitsError),
+    /// The engine.
+    #[error(transparent)]
+    Start(#[from] StartError),
+}
+
+impl LoadError {
+    /// Exit code of the process: 3 for an input that is refused, 2 for flags, 1 for the machine.
+    pub fn code(&self) -> u8 {
+        match self {
+            Self::File(_) | Self::Model(_) | Self::Template { .. } | Self::Unmet(_) => 3,
+            Self::Limits(_) => 2,
+            Self::Start(_) => 1,
+        }
+    }
+}
+
+fn source(args: &ServeArgs) -> ModelSource {
+    args.low.model.clone().into()
+}
+
+/// Opens the model that the flags name, or the built-in one, and reads how many tokens it was made for.
+///
+/// # Errors
+/// If the file cannot be opened or its hyperparameters cannot be read.
+pub fn context_train(args: &ServeArgs) -> Result<usize, LoadError> {
+    let file = source(args).open(open_options(args))?;
+    Ok(engine::model::Config::read(file.meta())?.context_train)
+}
+
+fn open_options(args: &ServeArgs) -> OpenOptions {
+    OpenOptions { mmap: !args.low.no_mmap, strict: args.low.strict }
+}
+
+/// Loads the model and starts its engine.
+///
+/// # Errors
+/// [`LoadError`].
+pub fn load(args: &ServeArgs) -> Result<(Parts, EngineHandle), LoadError> {
+    let repack = match args.low.repack {
+        RepackFlag::Auto => Repack::Auto,
+        RepackFlag::On => Repack::On,
+        RepackFlag::Off => Repack::Off,
+    };
+    let load = LoadOptions { repack, strict: args.low.strict };
+    let Opened { file, model, tokenizer, pieces } = Opened::new(&source(args), open_options(args), load)?;
+    for warning in file.warnings() {
+        tracing::warn!("{warning}");
+    }
+    for name in &model.unexpected {
+        tracing::warn!(tensor = name, "nothing reads this tensor");
+    }
+    let template = |source| LoadError::Template { file: file.name(), source };
+    let text = GgufText::new(tokenizer).map_err(template)?;
+    let train = model.config.context_train;
+    let context = args.context(train);
+    if context > train {
+        tracing::warn!(context, train, "the context is longer than the model was made for");
+    }
+    let limits = args.limits(context);
+    limits.check()?;
+    let options = ExecOptions {
+        kv_type: match args.low.kv_type {
+            KvFlag::F32 => KvType::F32,
+            KvFlag::F16 => KvType::F16,
+        },
+        activation: if args.low.exact_activations { Activation::Exact } else { Activation::Integer },
+        threads: args.threads,
+        isa: Isa::best(),
+    };
+    let executor = CpuExecutor::new(Arc::clone(&model), limits.clone(), options);
+    let mtp = executor.shape().mtp;
+    if let MtpStatus::Unavailable(reason) = executor.mtp_status() {
+        tracing::info!(reason, "no MTP drafting");
+    }
+    let default = args.speculation_for(mtp).map_err(|message| match executor.mtp_status() {
+        MtpStatus::Unavailable(reason) => LoadError::Unmet(format!("{message}: {reason}")),
+        MtpStatus::Own | MtpStatus::Sidecar => LoadError::Unmet(message),
+    })?;
+    let info = describe(args, &file, &model, context, text.vocab());
+    let settings = Settings { schedule: args.schedule, cost: None };
+    let handle = engine::engine::start(Box::new(executor), &limits, pieces, settings, Box::new(Monotonic::default()))?;
+    let parts = Parts {
+        model: Box::new(text),
+        info,
+        spec: SpecConfig { default, mtp },
+        slots: limits.slots,
+        commands: handle.commands.clone(),
+        events: handle.events.clone(),
+    };
+    Ok((parts, handle))
+}
+
+fn describe(args: &ServeArgs, file: &ModelFile, model: &Model, n_ctx: usize, tokens: usize) -> ModelInfo {
+    let path = args.low.model.as_deref();
+    let modified = match path {
+        Some(_) => file.shards().first().and_then(|s| s.modified),
+        // The built-in model is as old as the program it is part of.
+        None => std::env::current_exe().and_then(std::fs::metadata).and_then(|m| m.modified()).ok(),
+    };
+    let seconds = |time: SystemTime| time.duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs());
+    let mut bytes_by_type: Vec<(&'static str, u64)> = Vec::new();
+    for tensor in file.tensors() {
+        let name = tensor.ty.name();
+        match bytes_by_type.iter_mut().find(|(n, _)| *n == name) {
+            Some((_, sum)) => *sum += tensor.bytes,
+            None => bytes_by_type.push((name, tensor.bytes)),
+        }
+    }
+    let main_type = bytes_by_type.iter().max_by_key(|(_, bytes)| *bytes).map_or("none", |(name, _)| *name);
+    ModelInfo {
+        id: path.map_or_else(|| BUILT_IN.to_owned(), |_| name_of(file)),
+        created: modified.map_or(0, seconds),
+        n_ctx,
+        n_ctx_train: model.config.context_train,
+        n_vocab: model.vocab.min(tokens),
+        n_embd: model.config.d_model,
+        n_params: file.tensors().iter().map(|t| t.dims().iter().product::<u64>()).sum(),
+        size: file.tensors().iter().map(|t| t.bytes).sum(),
+        ftype: main_type.to_owned(),
+        arch: model.config.arch.name().to_owned(),
+        nextn: model.config.nextn,
+        sampling: sampling(file.meta()),
+    }
+}
+
+/// File name without its ending and shard number.
+fn name_of(file: &ModelFile) -> String {
+    let name = file.name();
+    let stem = Path::new(&name).file_stem().map_or_else(|| name.clone(), |s| s.to_string_lossy().into_owned());
+    match stem.rfind("-of-").and_then(|at| stem[..at].rfind('-')) {
+        Some(at) if file.shards().len() > 1 => stem[..at].to_owned(),
+        _ => stem,
+    }
+}
+
+/// Defaults that the file recommends; a value of another type or range counts as none.
+fn sampling(meta: &Meta) -> SamplingDefaults {
+    let base = SamplingDefaults::default();
+    let real = |key: &str, range: std::ops::RangeInclusive<f32>, default: f32| {
+        let value = meta.get_f32(&format!("general.sampling.{key}")).ok().flatten();
+        value.filter(|v| range.contains(v)).unwrap_or(default)
+    };
+    let count = |key: &str| meta.get_i32(&format!("general.sampling.{key}")).ok().flatten();
+    SamplingDefaults {
+        temperature: real("temp", 0.0..=2.0, base.temperature),
+        top_k: count("top_k").map_or(base.top_k, |k| k.max(0) as u32),
+        top_p: real("top_p", f32::MIN_POSITIVE..=1.0, base.top_p),
+        min_p: real("min_p", 0.0..=1.0, base.min_p),
+        repeat_penalty: real("penalty_repeat", f32::MIN_POSITIVE..=2.0, base.repeat_penalty),
+        repeat_last_n: count("penalty_last_n").map_or(base.repeat_last_n, |n| u32::try_from(n).unwrap_or(u32::MAX)),
+    }
+}

@@ -1,0 +1,304 @@
+//! A scripted engine and a toy tokenizer: one token per byte, a template that writes `role: content` lines.
+
+use std::collections::HashMap;
+use std::num::NonZeroU32;
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use crossbeam::channel::{self, Receiver, RecvTimeoutError, Sender};
+use engine::api::{
+    AdmitError, Command, Event, Finish, Report, Speculation, Strategy, Submission, TokenLogprob, WindowPolicy,
+};
+use engine::ids::{RequestId, Slot, Ticket, TokenId};
+use engine_bin::serve::{
+    Bounds, Caps, Config, Conversation, Exit, ModelInfo, Parts, Rendered, SamplingDefaults, Server, SpecConfig,
+    TextModel,
+};
+use serde_json::Value;
+use std::sync::Mutex;
+
+pub const END: TokenId = TokenId(256);
+const VOCAB: usize = 257;
+pub const N_CTX: usize = 256;
+
+/// Bytes as tokens.
+pub struct Toy;
+
+pub fn ids(text: &str) -> Vec<TokenId> {
+    text.bytes().map(|b| TokenId(b.into())).collect()
+}
+
+impl TextModel for Toy {
+    fn vocab(&self) -> usize {
+        VOCAB
+    }
+
+    fn encode(&self, text: &str, _add_special: bool, _parse_special: bool) -> Vec<TokenId> {
+        ids(text)
+    }
+
+    fn piece(&self, token: TokenId) -> Vec<u8> {
+        if token == END { b"<end>".to_vec() } else { vec![token.0 as u8] }
+    }
+
+    fn is_control(&self, token: TokenId) -> bool {
+        token == END
+    }
+
+    fn is_end(&self, token: TokenId) -> bool {
+        token == END
+    }
+
+    fn caps(&self) -> Caps {
+        Caps { chat: true, ..Caps::default() }
+    }
+
+    fn render(&self, conversation: &Conversation<'_>) -> Result<Rendered, String> {
+        let mut text = String::new();
+        for message in conversation.messages.as_array().unwrap() {
+            let content = message["content"].as_str().unwrap();
+            if content == "raise" {
+                return Err("no such conversation".to_owned());
+            }
+            text.push_str(&format!("{}: {content}\n", message["role"].as_str().unwrap()));
+        }
+        if conversation.add_generation_prompt {
+            text.push_str("assistant: ");
+        }
+        let open_tag = conversation.kwargs.get("enable_thinking").filter(|v| **v == true).map(|_| "<think>".to_owned());
+        Ok(Rendered { tokens: ids(&text), text, special_spans: Vec::new(), open_tag })
+    }
+}
+
+/// What the engine does with a submission.
+#[derive(Clone, Debug)]
+pub enum Script {
+    /// These texts, one event each, then the end.
+    Say(Vec<&'static str>, Finish),
+    /// `x` for ever, as fast as the reader allows.
+    Endless,
+    /// Waits in the queue until cancelled.
+    Queue,
+    /// Is admitted and then in prefill until cancelled.
+    Prefill,
+    /// Refused.
+    Refuse(AdmitError),
+    /// The thread ends.
+    Die,
+}
+
+type Chooser = Box<dyn Fn(&Submission) -> Script + Send>;
+
+struct Running {
+    paused: bool,
+}
+
+/// The engine's thread.
+fn engine(commands: &Receiver<Command>, events: &Sender<Event>, log: &Mutex<Vec<Command>>, choose: &Chooser) {
+    let mut endless: HashMap<Ticket, Running> = HashMap::new();
+    let mut held: Vec<Ticket> = Vec::new();
+    let mut draining = false;
+    loop {
+        if draining && endless.is_empty() && held.is_empty() {
+            return;
+        }
+        let wait =
+            if endless.values().any(|r| !r.paused) { Duration::from_micros(200) } else { Duration::from_secs(3600) };
+        let command = match commands.recv_timeout(wait) {
+            Ok(command) => Some(command),
+            Err(RecvTimeoutError::Timeout) => None,
+            Err(RecvTimeoutError::Disconnected) => return,
+        };
+        if let Some(command) = &command {
+            log.lock().unwrap().push(command.clone());
+        }
+        match command {
+            Some(Command::Submit(submission)) => {
+                let ticket = submission.ticket;
+                let request = RequestId { slot: Slot(0), generation: NonZeroU32::MIN };
+                match choose(&submission) {
+                    Script::Die => return,
+                    Script::Refuse(error) => events.send(Event::Refused { ticket, error }).unwrap(),
+                    Script::Queue => held.push(ticket),
+                    Script::Prefill => {
+                        events.send(Event::Admitted { ticket, request }).unwrap();
+                        held.push(ticket);
+                    }
+                    Script::Endless => {
+                        events.send(Event::Admitted { ticket, request }).unwrap();
+                        endless.insert(ticket, Running { paused: false });
+                    }
+                    Script::Say(texts, finish) => {
+                        events.send(Event::Admitted { ticket, request }).unwrap();
+                        say(&submission, &texts, finish, events);
+                    }
+                }
+            }
+            Some(Command::Cancel(ticket)) => {
+                endless.remove(&ticket);
+                held.retain(|t| *t != ticket);
+            }
+            Some(Command::Pause(ticket)) => {
+                endless.entry(ticket).and_modify(|r| r.paused = true);
+            }
+            Some(Command::Resume(ticket)) => {
+                endless.entry(ticket).and_modify(|r| r.paused = false);
+            }
+            Some(Command::Drain) => draining = true,
+            Some(Command::Stop) => return,
+            None => {}
+        }
+        for (ticket, _) in endless.iter().filter(|(_, r)| !r.paused) {
+            let text = "x".repeat(2048);
+            let delta = Event::Delta { ticket: *ticket, tokens: ids(&text), text, logprobs: Vec::new() };
+            events.send(delta).unwrap();
+        }
+    }
+}
+
+fn say(submission: &Submission, texts: &[&str], finish: Finish, events: &Sender<Event>) {
+    let ticket = submission.ticket;
+    let mut completion = 0;
+    for (i, text) in texts.iter().enumerate() {
+        let mut tokens = ids(text);
+        if i + 1 == texts.len()
+            && let Finish::EndToken(end) = finish
+        {
+            tokens.push(end);
+        }
+        completion += tokens.len() as u64;
+        let logprob = |t: &TokenId| TokenLogprob { token: *t, logprob: -0.5, top: vec![(*t, -0.5)] };
+        let logprobs = if submission.logprobs.is_some() { tokens.iter().map(logprob).collect() } else { Vec::new() };
+        events.send(Event::Delta { ticket, tokens, text: (*text).to_owned(), logprobs }).unwrap();
+    }
+    let report = Report {
+        prompt_tokens: submission.prompt.len() as u64,
+        completion_tokens: completion,
+        first: 1,
+        bonus: completion.saturating_sub(1),
+        steps: completion.saturating_sub(1),
+        plain: completion.saturating_sub(1),
+        width_hist: vec![completion.saturating_sub(1)],
+        ..Report::default()
+    };
+    events.send(Event::Finished { ticket, finish, report: Box::new(report) }).unwrap();
+}
+
+/// A server with a scripted engine behind it.
+pub struct Fake {
+    pub server: Option<Server>,
+    log: Arc<Mutex<Vec<Command>>>,
+    engine: Option<JoinHandle<()>>,
+}
+
+pub fn config() -> Config {
+    Config::local(0, N_CTX)
+}
+
+impl Fake {
+    pub fn start(choose: impl Fn(&Submission) -> Script + Send + 'static) -> Self {
+        Self::with(config(), choose)
+    }
+
+    pub fn bounded(bounds: Bounds, choose: impl Fn(&Submission) -> Script + Send + 'static) -> Self {
+        Self::with(Config { bounds, ..config() }, choose)
+    }
+
+    pub fn with(config: Config, choose: impl Fn(&Submission) -> Script + Send + 'static) -> Self {
+        let mut server = Server::start(config).unwrap();
+        let log = Arc::default();
+        let (commands, take_commands) = channel::bounded(256);
+        let (events, take_events) = channel::bounded(1024);
+        let engine_log = Arc::clone(&log);
+        let choose: Chooser = Box::new(choose);
+        let engine = thread::spawn(move || engine(&take_commands, &events, &engine_log, &choose));
+        server.serve(parts(commands, take_events)).unwrap();
+        Self { server: Some(server), log, engine: Some(engine) }
+    }
+
+    pub fn address(&self) -> std::net::SocketAddr {
+        self.server.as_ref().unwrap().address()
+    }
+
+    /// Waits until the engine has received a command that fits.
+    pub fn wait_for(&self, what: &str, fits: impl Fn(&Command) -> bool) {
+        let end = Instant::now() + super::client::DEADLINE;
+        while !self.log.lock().unwrap().iter().any(&fits) {
+            assert!(Instant::now() < end, "{what}: not within the deadline");
+            thread::sleep(Duration::from_millis(2));
+        }
+    }
+
+    pub fn count(&self, fits: impl Fn(&Command) -> bool) -> usize {
+        self.log.lock().unwrap().iter().filter(|c| fits(c)).count()
+    }
+
+    /// The submissions so far.
+    pub fn submissions(&self) -> Vec<Submission> {
+        let log = self.log.lock().unwrap();
+        log.iter().filter_map(|c| if let Command::Submit(s) = c { Some((**s).clone()) } else { None }).collect()
+    }
+
+    /// Shuts down and returns how it ended.
+    pub fn end(mut self) -> Exit {
+        self.finish()
+    }
+
+    fn finish(&mut self) -> Exit {
+        let server = self.server.take().expect("ended once");
+        server.handle().shutdown();
+        let exit = server.join();
+        self.engine.take().unwrap().join().unwrap();
+        exit
+    }
+}
+
+impl Drop for Fake {
+    fn drop(&mut self) {
+        if self.server.is_some() && !thread::panicking() {
+            self.finish();
+        }
+    }
+}
+
+pub const SPECULATION: Speculation = Speculation {
+    strategy: Strategy::NgramSuffix,
+    mtp_tokens: 3,
+    suffix_min: 3,
+    suffix_max: 64,
+    suffix_tokens: 32,
+    policy: WindowPolicy::Adaptive,
+    window_initial: 16,
+    window_min: 1,
+    window_max: 32,
+};
+
+pub fn parts(commands: Sender<Command>, events: Receiver<Event>) -> Parts {
+    let info = ModelInfo {
+        id: "org/toy".to_owned(),
+        created: 1_790_000_000,
+        n_ctx: N_CTX,
+        n_ctx_train: N_CTX,
+        n_vocab: VOCAB,
+        n_embd: 1,
+        n_params: 1,
+        size: 1,
+        ftype: "F32".to_owned(),
+        arch: "toy".to_owned(),
+        nextn: 0,
+        sampling: SamplingDefaults::default(),
+    };
+    let spec = SpecConfig { default: SPECULATION, mtp: false };
+    Parts { model: Box::new(Toy), info, spec, slots: 4, commands, events }
+}
+
+/// The simplest body.
+pub fn chat(content: &str) -> Value {
+    serde_json::json!({"messages": [{"role": "user", "content": content}]})
+}
+
+/// `Hello, world` and an end token.
+pub fn hello(_: &Submission) -> Script {
+    Script::Say(vec!["Hel", "lo, ", "world"], Finish::EndToken(END))
+}

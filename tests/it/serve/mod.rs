@@ -1,0 +1,10 @@
+//! The server through its sockets: a scripted engine for what is about HTTP, the built-in model for the rest.
+
+mod client;
+mod errors;
+mod fake;
+mod framing;
+mod process;
+mod real;
+mod slow;
+mod streaming;

@@ -1,0 +1,201 @@
+//! Clients that leave, clients that do not read, and the end of the process.
+
+use std::io::Read as _;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use engine::api::{Command, Finish};
+use engine_bin::serve::{Bounds, Exit, Server};
+use serde_json::Value;
+
+use super::client::{Client, DEADLINE, ask, get, post};
+use super::fake::{END, Fake, Script, chat, config, hello};
+
+fn streamed(content: &str) -> String {
+    let mut body = chat(content);
+    body["stream"] = true.into();
+    post("/v1/chat/completions", &body.to_string())
+}
+
+fn is_cancel(command: &Command) -> bool {
+    matches!(command, Command::Cancel(_))
+}
+
+/// `hang` for what never ends by itself, anything else for a short answer.
+fn by_prompt(hang: Script) -> impl Fn(&engine::api::Submission) -> Script + Send {
+    move |submission| {
+        let text: Vec<u8> = submission.prompt.iter().map(|t| t.0 as u8).collect();
+        match text.windows(4).any(|w| w == b"hang") {
+            true => hang.clone(),
+            false => Script::Say(vec!["ok"], Finish::EndToken(END)),
+        }
+    }
+}
+
+#[test]
+fn who_leaves_is_cancelled_in_every_phase() {
+    for script in [Script::Queue, Script::Prefill, Script::Endless] {
+        for stream in [true, false] {
+            let fake = Fake::start(by_prompt(script.clone()));
+            let mut client = Client::connect(fake.address());
+            let body = if stream { streamed("hang") } else { post("/v1/chat/completions", &chat("hang").to_string()) };
+            client.send(body);
+            fake.wait_for("submit", |c| matches!(c, Command::Submit(_)));
+            drop(client);
+            fake.wait_for(&format!("cancel of {script:?}, stream {stream}"), is_cancel);
+            let answer = ask(fake.address(), "/v1/chat/completions", &chat("hi"));
+            assert_eq!(answer.json()["choices"][0]["message"]["content"], "ok");
+            let mut client = Client::connect(fake.address());
+            client.send(get("/metrics"));
+            let metrics = client.answer().text();
+            assert!(metrics.contains("engine_requests_finished_total{reason=\"cancelled\"} 1"), "{metrics}");
+            assert!(metrics.contains("code=\"499\""));
+            assert!(metrics.contains("engine_requests_running 0") && metrics.contains("engine_requests_waiting 0"));
+        }
+    }
+}
+
+#[test]
+fn a_half_close_cancels_too_and_takes_every_choice_along() {
+    let fake = Fake::start(by_prompt(Script::Endless));
+    let mut client = Client::connect(fake.address());
+    let mut body = chat("hang");
+    body["n"] = 3.into();
+    client.send(post("/v1/chat/completions", &body.to_string()));
+    fake.wait_for("submit", |c| matches!(c, Command::Submit(s) if s.sampling.choice == 2));
+    client.stream.shutdown(std::net::Shutdown::Write).unwrap();
+    fake.wait_for("cancel", |c| matches!(c, Command::Cancel(t) if t.0 == 2));
+    assert_eq!(fake.count(is_cancel), 3);
+}
+
+#[test]
+fn a_client_that_leaves_while_another_pipelines_is_noticed() {
+    let fake = Fake::start(by_prompt(Script::Prefill));
+    let mut client = Client::connect(fake.address());
+    // More pipelined bytes than are held while a request runs.
+    client.send(format!("{}{}", streamed("hang"), get("/health").repeat(3000)));
+    fake.wait_for("submit", |c| matches!(c, Command::Submit(_)));
+    drop(client);
+    fake.wait_for("cancel", is_cancel);
+}
+
+#[test]
+fn a_reader_that_stops_pauses_its_own_row_only() {
+    let bounds = Bounds { stream_buffer: 64 * 1024, ..Bounds::default() };
+    let fake = Fake::bounded(bounds, by_prompt(Script::Endless));
+    let mut slow = Client::connect(fake.address());
+    slow.send(streamed("hang"));
+    fake.wait_for("pause", |c| matches!(c, Command::Pause(_)));
+    for _ in 0..20 {
+        assert_eq!(ask(fake.address(), "/v1/chat/completions", &chat("hi")).status, 200);
+    }
+    // Reading again brings the row back.
+    let mut piece = vec![0; 1 << 20];
+    let end = Instant::now() + DEADLINE;
+    while fake.count(|c| matches!(c, Command::Resume(_))) == 0 {
+        assert!(Instant::now() < end);
+        assert!(slow.stream.read(&mut piece).unwrap() > 0);
+    }
+    drop(slow);
+    fake.wait_for("cancel", is_cancel);
+}
+
+#[test]
+fn a_reader_that_never_comes_back_is_dropped() {
+    let bounds = Bounds { stream_buffer: 64 * 1024, stall_time: Duration::from_millis(150), ..Bounds::default() };
+    let fake = Fake::bounded(bounds, by_prompt(Script::Endless));
+    let mut slow = Client::connect(fake.address());
+    slow.send(streamed("hang"));
+    fake.wait_for("cancel", is_cancel);
+    assert!(fake.count(|c| matches!(c, Command::Pause(_))) >= 1);
+}
+
+#[test]
+fn loading_is_answered_with_503() {
+    let server = Server::start(config()).unwrap();
+    let mut client = Client::connect(server.address());
+    client.send(get("/health"));
+    let answer = client.answer();
+    assert_eq!((answer.status, answer.json()["error"]["code"].as_str()), (503, Some("loading_model")));
+    assert_eq!(answer.header("retry-after"), Some("5"));
+    client.send(get("/livez"));
+    assert_eq!(client.answer().status, 200);
+    client.send(post("/v1/chat/completions", &chat("hi").to_string()));
+    assert_eq!(client.answer().status, 503);
+    server.handle().shutdown();
+    assert_eq!(server.join(), Exit::Done);
+}
+
+#[test]
+fn a_shutdown_lets_running_requests_finish_and_refuses_new_ones() {
+    let bounds = Bounds { shutdown_time: Duration::from_millis(400), ..Bounds::default() };
+    let fake = Fake::bounded(bounds, by_prompt(Script::Prefill));
+    let mut running = Client::connect(fake.address());
+    running.send(streamed("hang"));
+    fake.wait_for("submit", |c| matches!(c, Command::Submit(_)));
+    let mut kept = Client::connect(fake.address());
+    kept.send(get("/health"));
+    assert_eq!(kept.answer().status, 200);
+    let address = fake.address();
+    let end = thread::spawn(move || fake.end());
+    // The state changes on another thread; a kept connection tells when.
+    let deadline = Instant::now() + DEADLINE;
+    loop {
+        kept.send(get("/health"));
+        let answer = kept.answer();
+        if answer.status == 503 {
+            assert_eq!(answer.json()["error"]["code"], "draining");
+            assert_eq!(answer.header("connection"), Some("close"));
+            break;
+        }
+        assert!(Instant::now() < deadline);
+    }
+    // The drain's time is over: the stream ends with an error event and without its last chunk.
+    let answer = running.answer();
+    assert!(!answer.complete);
+    let error: Value = serde_json::from_str(answer.events().last().unwrap()).unwrap();
+    assert_eq!(error["error"]["code"], "draining");
+    assert_eq!(end.join().unwrap(), Exit::Done);
+    assert!(std::net::TcpStream::connect(address).is_err(), "still listening");
+}
+
+#[test]
+fn a_second_signal_ends_at_once() {
+    let fake = Fake::start(by_prompt(Script::Prefill));
+    let mut running = Client::connect(fake.address());
+    running.send(streamed("hang"));
+    fake.wait_for("submit", |c| matches!(c, Command::Submit(_)));
+    let server = fake.server.as_ref().unwrap().handle();
+    server.shutdown();
+    server.kill(15);
+    assert_eq!(fake.end(), Exit::Signal(15));
+    assert_eq!(Exit::Signal(15).code(), 143);
+}
+
+#[test]
+fn the_death_of_the_engine_ends_every_request_and_the_process() {
+    let mut fake = Fake::start(|submission| match submission.prompt.iter().any(|t| t.0 == u32::from(b'!')) {
+        true => Script::Die,
+        false => Script::Prefill,
+    });
+    let mut stream = Client::connect(fake.address());
+    stream.send(streamed("hang"));
+    stream.head();
+    let whole = ask(fake.address(), "/v1/chat/completions", &chat("die!"));
+    assert_eq!(whole.status, 500);
+    let mut rest = Vec::new();
+    let _ = stream.stream.read_to_end(&mut rest);
+    assert!(String::from_utf8_lossy(&rest).contains("engine_error"));
+    assert_eq!(fake.server.take().unwrap().join(), Exit::Internal);
+    assert_eq!(Exit::Internal.code(), 70);
+}
+
+#[test]
+fn hundreds_of_connections_come_and_go() {
+    let fake = Fake::start(hello);
+    let clients: Vec<Client> = (0..200).map(|_| Client::connect(fake.address())).collect();
+    for mut client in clients {
+        client.send(get("/health"));
+        assert_eq!(client.answer().status, 200);
+    }
+}
