@@ -202,6 +202,9 @@ impl LowArgs {
             ScheduleFlag::Inline => Schedule::Inline,
             ScheduleFlag::Auto => Schedule::Auto,
         };
+        if self.api_key.iter().any(String::is_empty) {
+            return Err("--api-key (or ENGINE_API_KEY) is empty; leave it out to serve without keys".to_owned());
+        }
         if self.ctx_size == Some(1) {
             return Err("--ctx-size 1 holds no prompt and token; give at least 2".to_owned());
         }
@@ -319,6 +322,7 @@ mod tests {
             "--parallel 0",
             "--threads 0",
             "--ctx-size 1",
+            "--api-key=",
             "--spec-strategy fast",
             "--port 70000",
             "--nonsense",

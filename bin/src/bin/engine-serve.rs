@@ -1,7 +1,7 @@
 //! `engine-serve`: serves a model over HTTP. Exit codes: 0 done, 1 failed, 2 usage, 3 refused input, 70 internal,
 //! 130 and 143 after a second signal.
 
-use std::io::Write as _;
+use std::io::{IsTerminal as _, Write as _};
 use std::process::ExitCode;
 use std::thread;
 
@@ -29,7 +29,8 @@ fn main() -> ExitCode {
         }
     };
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+    let ansi = std::io::stderr().is_terminal();
+    tracing_subscriber::fmt().with_env_filter(filter).with_ansi(ansi).with_writer(std::io::stderr).init();
     match run(&args) {
         Ok(code) => ExitCode::from(code),
         Err(error) => {
@@ -91,12 +92,15 @@ fn watch_signals(handle: Handle) -> std::io::Result<()> {
     Ok(())
 }
 
-/// The error and what caused it, one line each.
+/// The error and what caused it, one line each; a cause that the line before quotes already is left out.
 fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();
     while let Some(error) = source {
-        text.push_str(&format!("\n  because {error}"));
+        let cause = error.to_string();
+        if !text.ends_with(&cause) {
+            text.push_str(&format!("\n  because {cause}"));
+        }
         source = error.source();
     }
     text

@@ -191,6 +191,7 @@ impl Conn {
         }
         if self.unsent() == 0 {
             self.out.clear();
+            self.out.shrink_to(64 * 1024);
             self.out_sent = 0;
         } else if self.out_sent > 64 * 1024 {
             self.out.drain(..self.out_sent);
@@ -258,6 +259,10 @@ impl Conn {
     pub(crate) fn next_request(&mut self, now: Instant) {
         self.scanned = 0;
         self.full = false;
+        if self.input.is_empty() {
+            // A large body's buffer is not kept for a connection that may idle.
+            self.input = Vec::new();
+        }
         self.phase = Phase::Head { since: now, started: !self.input.is_empty() };
     }
 

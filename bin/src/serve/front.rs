@@ -12,11 +12,12 @@ use mio::{Events, Interest, Poll, Token};
 use crate::serve::auth::Keys;
 use crate::serve::conns::{Asked, Busy, Conn, Phase, Reading, set_options};
 use crate::serve::error::ApiError;
+use crate::serve::gate::{Decision, Gate};
 use crate::serve::http::{Decoder, Head, HeadError, Method, Reply, head, response};
 use crate::serve::link::{Exchange, Request, Shared, State, ToFront, ToText};
 use crate::serve::random::Random;
 use crate::serve::routes::{self, Route};
-use crate::serve::{Config, Exit, info, limits};
+use crate::serve::{Config, Exit, limits};
 
 const LISTENER: Token = Token(0);
 pub(crate) const WAKER: Token = Token(1);
@@ -54,12 +55,6 @@ pub(crate) struct Front {
     /// When a shutdown stops waiting, and whether it has told `text` so.
     ends_at: Option<(Instant, bool)>,
     exit: Option<Exit>,
-}
-
-/// What a head leads to.
-enum Decision {
-    Answer(Reply),
-    Read(Route),
 }
 
 impl Front {
@@ -347,10 +342,15 @@ impl Front {
             request_id,
             received: now,
         };
-        let decision = match self.decide(conn, &head, route) {
-            Ok(decision) => decision,
-            Err(error) => Decision::Answer(Reply::from(&error)),
+        let gate = Gate {
+            shared: &self.shared,
+            keys: &self.keys,
+            body_limit: self.config.body_limit,
+            bodies_bytes: self.bodies_bytes,
+            reserved: conn.reserved,
+            queue_full: self.to_text.is_full(),
         };
+        let decision = gate.decide(&head, route).unwrap_or_else(|error| Decision::Answer(Reply::from(&error)));
         let decoder = Decoder::new(head.framing);
         match decision {
             Decision::Read(route) => {
@@ -383,83 +383,6 @@ impl Front {
                     conn.phase = Phase::Drain { decoder, left: limits::DRAIN_BYTES, until };
                 }
             }
-        }
-    }
-
-    /// Everything that is checked before a body is read.
-    fn decide(&self, conn: &Conn, head: &Head, route: Result<Route, ApiError>) -> Result<Decision, ApiError> {
-        if head.method == Method::Options {
-            return Ok(Decision::Answer(preflight(head)));
-        }
-        if head.method == Method::Never {
-            return Err(ApiError::method_not_allowed("GET, HEAD, POST, OPTIONS"));
-        }
-        let route = route?;
-        route.check_method(head.method)?;
-        if route.needs_key() && !self.keys.admit(head) {
-            return Err(ApiError::unauthorized());
-        }
-        if conn.reserved && !matches!(route, Route::Live | Route::Metrics) {
-            return Err(ApiError::no_slot());
-        }
-        if route.is_get() {
-            return self.answer_get(&route).map(Decision::Answer);
-        }
-        match self.shared.state() {
-            State::Loading => return Err(ApiError::loading()),
-            State::Draining => return Err(ApiError::draining()),
-            State::Dead => return Err(ApiError::engine("the engine has ended")),
-            State::Serving => {}
-        }
-        if head.expects_other {
-            return Err(ApiError::expectation());
-        }
-        if let Some(coding) = head.header("content-encoding")
-            && !coding.eq_ignore_ascii_case("identity")
-        {
-            return Err(ApiError::encoding(coding));
-        }
-        if head.header("content-type").is_some_and(|t| t.to_ascii_lowercase().starts_with("multipart/form-data")) {
-            return Err(ApiError::media_type());
-        }
-        if let head::Framing::Length(n) = head.framing {
-            if n > self.config.body_limit as u64 {
-                return Err(ApiError::too_large(self.config.body_limit));
-            }
-            if self.bodies_bytes + n as usize > limits::BODIES_BYTES {
-                return Err(ApiError::queue_full(1));
-            }
-        }
-        Ok(Decision::Read(route))
-    }
-
-    fn answer_get(&self, route: &Route) -> Result<Reply, ApiError> {
-        let state = self.shared.state();
-        let ok = || Reply::json(200, &serde_json::json!({"status": "ok"}));
-        match route {
-            Route::Live if state == State::Dead => Err(ApiError::engine("the engine has ended")),
-            Route::Live => Ok(ok()),
-            Route::Health | Route::Ready => match state {
-                State::Loading => Err(ApiError::loading()),
-                State::Draining => Err(ApiError::draining()),
-                State::Dead => Err(ApiError::engine("the engine has ended")),
-                State::Serving if *route == Route::Ready && self.to_text.is_full() => Err(ApiError::queue_full(1)),
-                State::Serving => Ok(ok()),
-            },
-            Route::Version => Ok(Reply::json(200, &info::version())),
-            Route::Metrics => {
-                let text = self.shared.metrics.lock().render(state == State::Serving);
-                Ok(Reply::text(200, "text/plain; version=0.0.4; charset=utf-8", text))
-            }
-            Route::Models | Route::Model(_) => {
-                let Some(entry) = self.shared.model.read().clone() else { return Err(ApiError::loading()) };
-                match route {
-                    Route::Model(id) if entry["id"].as_str() != Some(id) => Err(ApiError::model_not_found(id)),
-                    Route::Model(_) => Ok(Reply::json(200, &entry)),
-                    _ => Ok(Reply::json(200, &info::list(&entry))),
-                }
-            }
-            _ => unreachable!("POST routes are read first"),
         }
     }
 
@@ -754,21 +677,4 @@ impl Conn {
     fn close_pending(&self) -> bool {
         self.close && matches!(self.phase, Phase::Head { .. })
     }
-}
-
-fn preflight(head: &Head) -> Reply {
-    let asked = head.header("access-control-request-headers").filter(|h| h.len() <= 4096 && is_visible(h));
-    let mut reply = Reply::empty()
-        .with("Allow", "GET, POST, OPTIONS, HEAD")
-        .with("Access-Control-Allow-Methods", "GET, POST, OPTIONS, HEAD")
-        .with("Access-Control-Allow-Headers", asked.unwrap_or("*"))
-        .with("Access-Control-Max-Age", "86400");
-    if head.header("access-control-request-private-network") == Some("true") {
-        reply = reply.with("Access-Control-Allow-Private-Network", "true");
-    }
-    reply
-}
-
-fn is_visible(text: &str) -> bool {
-    text.bytes().all(|b| (b' '..=b'~').contains(&b))
 }

@@ -90,6 +90,11 @@ pub(crate) fn list(entry: &Value) -> Value {
     json!({"object": "list", "has_more": false, "first_id": entry["id"], "last_id": entry["id"], "data": [entry]})
 }
 
+/// The list behind its end.
+pub(crate) fn empty_list() -> Value {
+    json!({"object": "list", "has_more": false, "first_id": null, "last_id": null, "data": []})
+}
+
 /// `/version`.
 pub(crate) fn version() -> Value {
     json!({

@@ -18,6 +18,7 @@ mod conns;
 mod error;
 mod fields;
 mod front;
+mod gate;
 pub mod gguf_text;
 mod http;
 mod info;

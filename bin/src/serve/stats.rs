@@ -32,7 +32,8 @@ fn rates(events: u64, ns: u64) -> (f64, f64) {
     if events == 0 || ns == 0 {
         return (0.0, 0.0);
     }
-    (ms(ns) / events as f64, events as f64 / (ns as f64 / 1e9))
+    let short = |x: f64| (x * 1e3).round() / 1e3;
+    (short(ms(ns) / events as f64), short(events as f64 / (ns as f64 / 1e9)))
 }
 
 impl Stats<'_> {
@@ -152,7 +153,8 @@ impl Stats<'_> {
         );
         map.insert("width_hist".to_owned(), self.histogram(|r| &r.width_hist));
         map.insert("accepted_hist".to_owned(), self.histogram(|r| &r.accepted_hist));
-        let depth = self.reports.iter().map(|r| r.per_position.len()).max().unwrap_or(0);
+        let used = |r: &Report| r.per_position.iter().rposition(|p| p.0 > 0).map_or(0, |last| last + 1);
+        let depth = self.reports.iter().map(|r| used(r)).max().unwrap_or(0);
         let position = |p: usize| {
             let at = |r: &Report| r.per_position.get(p).copied().unwrap_or_default();
             json!({"drafted": self.sum(|r| at(r).0), "accepted": self.sum(|r| at(r).1)})

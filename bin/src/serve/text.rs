@@ -226,15 +226,9 @@ impl Text {
         }
     }
 
-    fn offer(&self) -> Offer<'_> {
-        Offer { info: &self.info, spec: &self.spec, slots: self.slots }
-    }
-
     fn read_params(&mut self, fields: &Fields<'_, '_>, names: &[&str]) -> Result<Params, ApiError> {
-        let mut random = std::mem::replace(&mut self.random, Random::new());
-        let params = Params::read(fields, names, &self.offer(), &mut random);
-        self.random = random;
-        params
+        let offer = Offer { info: &self.info, spec: &self.spec, slots: self.slots };
+        Params::read(fields, names, &offer, &mut self.random)
     }
 
     fn read_chat(&mut self, body: &Map<String, Value>) -> Result<Ready, ApiError> {

@@ -177,6 +177,7 @@ fn paths() {
         check(path, 200, None);
     }
     assert_eq!(check("/v1/models/org%2Ftoy", 200, None).json()["meta"]["n_ctx"], 256);
+    assert_eq!(check("/v1/models?after_id=org%2Ftoy", 200, None).json()["data"], json!([]));
     check("/v1/models/other", 404, Some("model_not_found"));
     check("/nope", 404, Some("unknown_path"));
     assert!(check("/v1/v1/models", 404, Some("unknown_path")).text().contains("/v1 twice"));
@@ -194,6 +195,89 @@ fn a_request_id_is_taken_over_or_made() {
     client.send(format!("GET /health HTTP/1.1\r\nHost: h\r\nX-Request-Id: {}\r\n\r\n", "a".repeat(129)));
     let made = client.answer();
     assert!(made.header("x-request-id").unwrap().starts_with("req_"));
+}
+
+#[test]
+fn token_limits_have_several_names_and_the_smallest_holds() {
+    let fake = Fake::start(hello);
+    for (limits, expected) in [
+        (json!({}), u32::MAX),
+        (json!({"max_tokens": 5.0}), 5),
+        (json!({"max_tokens": 9, "max_completion_tokens": 7}), 7),
+        (json!({"n_predict": 3, "max_tokens": 4}), 3),
+        (json!({"n_predict": -1, "max_tokens": null}), u32::MAX),
+        (json!({"max_tokens": 9_007_199_254_740_993_i64}), u32::MAX),
+        (json!({"max_tokens": 0}), 0),
+    ] {
+        let mut body = chat("hi");
+        body.as_object_mut().unwrap().extend(limits.as_object().unwrap().clone());
+        assert_eq!(ask(fake.address(), "/v1/chat/completions", &body).status, 200, "{limits}");
+        assert_eq!(fake.submissions().last().unwrap().max_tokens, expected, "{limits}");
+    }
+}
+
+#[test]
+fn sampling_reaches_the_engine_as_given() {
+    let fake = Fake::start(hello);
+    let mut body = chat("hi");
+    for (name, value) in [
+        ("temperature", json!(0.5)),
+        ("top_k", json!(-1)),
+        ("top_p", json!(0.9)),
+        ("min_p", json!(0.05)),
+        ("repetition_penalty", json!(1.1)),
+        ("repeat_last_n", json!(-1)),
+        ("presence_penalty", json!(0.25)),
+        ("frequency_penalty", json!(-0.5)),
+        ("logit_bias", json!({"65": -100, "66": 2.5})),
+        ("seed", json!(-7)),
+        ("stop", json!("END")),
+        ("stop_token_ids", json!([10])),
+        ("ignore_eos", json!(true)),
+        ("min_tokens", json!(2)),
+        ("speculative", json!({"strategy": "off", "window": {"policy": "fixed", "initial": 2}})),
+    ] {
+        body[name] = value;
+    }
+    assert_eq!(ask(fake.address(), "/v1/chat/completions", &body).status, 200);
+    let submission = fake.submissions().pop().unwrap();
+    let s = &submission.sampling;
+    assert_eq!((s.temperature, s.top_k, s.top_p, s.min_p), (0.5, 0, 0.9, 0.05));
+    assert_eq!((s.repeat_penalty, s.repeat_last_n), (1.1, u32::MAX));
+    assert_eq!((s.presence_penalty, s.frequency_penalty, s.seed), (0.25, -0.5, (-7_i64) as u64));
+    let bias: Vec<(u32, f32)> = s.logit_bias.iter().map(|e| (e.token.0, e.add)).collect();
+    assert_eq!(bias, [(65, f32::NEG_INFINITY), (66, 2.5)]);
+    assert_eq!((&submission.stop.strings[0][..], submission.stop.tokens[0].0), (&b"END"[..], 10));
+    assert!(submission.stop.ignore_eos && submission.stop.min_tokens == 2);
+    assert_eq!((submission.speculation.strategy.name(), submission.speculation.window_initial), ("off", 2));
+    // And what was not given is the default.
+    ask(fake.address(), "/v1/chat/completions", &chat("hi"));
+    let plain = fake.submissions().pop().unwrap();
+    assert_eq!((plain.sampling.temperature, plain.sampling.top_p, plain.sampling.repeat_penalty), (1.0, 1.0, 1.0));
+    assert_eq!(plain.speculation, super::fake::SPECULATION);
+}
+
+#[test]
+fn every_character_survives() {
+    let fake = Fake::start(|_| {
+        Script::Say(vec!["\0\u{1}\"\\\u{7f}\u{fdd0}\u{1f600}\u{2028}\r\n"], engine::api::Finish::MaxTokens)
+    });
+    let text = "\0\u{1}\"\\\u{7f}\u{fdd0}\u{fffd}\u{1f600}\u{2028}\r\n</s>";
+    let json = ask(fake.address(), "/v1/chat/completions", &chat(text)).json();
+    assert_eq!(json["choices"][0]["message"]["content"], "\0\u{1}\"\\\u{7f}\u{fdd0}\u{1f600}\u{2028}\r\n");
+    let prompt = fake.submissions().pop().unwrap().prompt;
+    assert_eq!(prompt, super::fake::ids(&format!("user: {text}\nassistant: ")));
+    let mut streamed = chat(text);
+    streamed["stream"] = true.into();
+    let chunks = ask(fake.address(), "/v1/chat/completions", &streamed).chunks();
+    assert_eq!(chunks[1]["choices"][0]["delta"]["content"], json["choices"][0]["message"]["content"]);
+}
+
+#[test]
+fn a_body_of_ten_megabytes_is_read() {
+    let fake = Fake::start(hello);
+    let answer = ask(fake.address(), "/v1/chat/completions", &chat(&"a".repeat(10_000_000)));
+    assert_eq!(answer.json()["error"]["code"], "context_length_exceeded");
 }
 
 #[test]

@@ -125,6 +125,9 @@ fn an_early_answer_keeps_the_connection_in_step() {
         ));
         assert_eq!(client.answer().status, 200, "{key}");
     }
+    // A preflight needs no key.
+    client.send("OPTIONS /v1/chat/completions HTTP/1.1\r\nHost: h\r\n\r\n");
+    assert_eq!(client.answer().status, 204);
     // Unknown path with a chunked body, then a good request.
     client.send("POST /nope HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n");
     assert_eq!(client.answer().status, 404);

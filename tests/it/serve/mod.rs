@@ -4,5 +4,7 @@ mod client;
 mod errors;
 mod fake;
 mod framing;
+mod process;
+mod real;
 mod slow;
 mod streaming;

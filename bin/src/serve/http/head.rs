@@ -58,6 +58,8 @@ pub(crate) struct Head {
     pub method: Method,
     /// Percent-decoded path, without the query.
     pub path: String,
+    /// What stands behind the first `?`, percent-decoded.
+    pub query: String,
     /// Names in lower case, values trimmed; order kept.
     pub headers: Vec<(String, String)>,
     pub framing: Framing,
@@ -169,8 +171,8 @@ pub(crate) fn parse(bytes: &[u8]) -> Result<Head, HeadError> {
         if value.eq_ignore_ascii_case("100-continue") { expects_continue = http11 } else { expects_other = true }
     }
     let method_kind = Method::parse(method);
-    let path = path_of(target, method)?;
-    Ok(Head { method: method_kind, path, headers, framing, http11, keep_alive, expects_continue, expects_other })
+    let (path, query) = path_of(target, method)?;
+    Ok(Head { method: method_kind, path, query, headers, framing, http11, keep_alive, expects_continue, expects_other })
 }
 
 fn values<'a>(headers: &'a [(String, String)], name: &'a str) -> impl Iterator<Item = &'a str> {
@@ -214,10 +216,10 @@ fn framing(headers: &[(String, String)], http11: bool) -> Result<Framing, HeadEr
     }
 }
 
-fn path_of(target: &str, method: &str) -> Result<String, HeadError> {
+fn path_of(target: &str, method: &str) -> Result<(String, String), HeadError> {
     if method == "CONNECT" || target == "*" {
         // Refused by method, or asked of the server as a whole: the path plays no part.
-        return Ok("*".to_owned());
+        return Ok(("*".to_owned(), String::new()));
     }
     let scheme = target.get(..8).map(str::to_ascii_lowercase);
     let rest = match scheme.as_deref() {
@@ -228,8 +230,12 @@ fn path_of(target: &str, method: &str) -> Result<String, HeadError> {
     if !rest.starts_with('/') {
         return Err(HeadError::Bad("the request target is neither a path nor an absolute http URL"));
     }
-    let path = rest.split(['?', '#']).next().unwrap_or("/");
-    percent_decode(path).ok_or(HeadError::Bad("the path is not valid percent-encoded UTF-8"))
+    let rest = rest.split('#').next().unwrap_or("/");
+    let (path, query) = rest.split_once('?').unwrap_or((rest, ""));
+    match (percent_decode(path), percent_decode(query)) {
+        (Some(path), Some(query)) => Ok((path, query)),
+        _ => Err(HeadError::Bad("the target is not valid percent-encoded UTF-8")),
+    }
 }
 
 fn absolute_path(after_scheme: &str) -> &str {
@@ -273,7 +279,7 @@ mod tests {
     fn reads_a_plain_head() {
         let head =
             check("POST /v1/models/org%2Fm?beta=true HTTP/1.1\r\nHost: h:1\r\nContent-Length: 12\r\n\r\n").unwrap();
-        assert_eq!(head.path, "/v1/models/org/m");
+        assert_eq!((head.path.as_str(), head.query.as_str()), ("/v1/models/org/m", "beta=true"));
         assert_eq!(head.framing, Framing::Length(12));
         assert!(head.keep_alive && head.http11);
     }

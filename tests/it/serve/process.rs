@@ -1,0 +1,178 @@
+//! The real program: its line on stdout, its exit codes, its signals.
+
+use std::io::{BufRead as _, BufReader, Read as _};
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+use serde_json::json;
+
+use super::client::{Client, DEADLINE, ask, post};
+
+/// The program of the profile that these tests were built in, brought up to date first.
+fn program() -> &'static PathBuf {
+    static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
+    PROGRAM.get_or_init(|| {
+        let test = std::env::current_exe().unwrap();
+        let folder = test.parent().and_then(|deps| deps.parent()).expect("target/PROFILE/deps/it");
+        let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+        let mut build = Command::new(cargo);
+        build.args(["build", "--quiet", "--package", "engine-bin", "--bin", "engine-serve"]);
+        build.arg("--manifest-path").arg(engine_tests::fixtures::workspace().join("Cargo.toml"));
+        build.arg("--target-dir").arg(folder.parent().unwrap());
+        if folder.ends_with("release") {
+            build.arg("--release");
+        }
+        assert!(build.status().unwrap().success());
+        folder.join("engine-serve")
+    })
+}
+
+struct Running {
+    child: Child,
+    address: SocketAddr,
+}
+
+impl Running {
+    fn start(flags: &[&str]) -> Self {
+        let mut child = Command::new(program())
+            .args(["--port", "0", "--threads", "1"])
+            .args(flags)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        let address = line.trim_end().strip_prefix("listening on http://").unwrap_or_else(|| panic!("{line:?}"));
+        Self { address: address.parse().unwrap(), child }
+    }
+
+    fn signal(&self, name: &str) {
+        let status = Command::new("kill").arg(name).arg(self.child.id().to_string()).status().unwrap();
+        assert!(status.success() || name != "-HUP");
+    }
+
+    fn end(&mut self) -> ExitStatus {
+        let deadline = Instant::now() + DEADLINE;
+        loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                return status;
+            }
+            assert!(Instant::now() < deadline, "the program does not end");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Runs to the end; exit code and stdout.
+fn run(flags: &[&str]) -> (Option<i32>, String, String) {
+    let output = Command::new(program()).args(flags).output().unwrap();
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    (output.status.code(), text(&output.stdout), text(&output.stderr))
+}
+
+#[test]
+fn a_signal_ends_it_with_zero() {
+    for signal in ["-TERM", "-INT"] {
+        let mut running = Running::start(&[]);
+        let body = json!({"prompt": "def ", "max_tokens": 4});
+        assert_eq!(ask(running.address, "/v1/completions", &body).status, 200);
+        running.signal(signal);
+        assert_eq!(running.end().code(), Some(0), "{signal}");
+    }
+}
+
+#[test]
+fn a_second_signal_does_not_wait() {
+    for (signal, code) in [("-TERM", 143), ("-INT", 130)] {
+        let mut running = Running::start(&["--ctx-size", "4096"]);
+        // More than all buffers between here and there hold, and nobody reads it: it never finishes by itself.
+        let body = json!({"prompt": "def ", "max_tokens": 4000, "ignore_eos": true, "stream": true, "n": 4,
+            "logprobs": 20});
+        let mut client = Client::connect(running.address);
+        client.send(post("/v1/completions", &body.to_string()));
+        client.head();
+        let deadline = Instant::now() + DEADLINE;
+        running.signal(signal);
+        // Two signals at once may arrive as one.
+        while running.child.try_wait().unwrap().is_none() {
+            assert!(Instant::now() < deadline, "{signal}");
+            std::thread::sleep(Duration::from_millis(20));
+            running.signal(signal);
+        }
+        assert_eq!(running.end().code(), Some(code), "{signal}");
+    }
+}
+
+#[test]
+fn keys_are_read_again_on_sighup() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("keys");
+    std::fs::write(&file, "old\n").unwrap();
+    let running = Running::start(&["--api-key-file", file.to_str().unwrap()]);
+    let status = |key: &str| {
+        let mut client = Client::connect(running.address);
+        client.send(format!("GET /v1/models HTTP/1.1\r\nHost: h\r\nAuthorization: Bearer {key}\r\n\r\n"));
+        client.answer().status
+    };
+    assert_eq!((status("old"), status("new")), (200, 401));
+    std::fs::write(&file, "new\n").unwrap();
+    running.signal("-HUP");
+    let deadline = Instant::now() + DEADLINE;
+    while status("new") != 200 {
+        assert!(Instant::now() < deadline);
+    }
+    assert_eq!(status("old"), 401);
+}
+
+#[test]
+fn exit_codes() {
+    assert_eq!(run(&["--help"]).0, Some(0));
+    let (code, out, _) = run(&["--limits"]);
+    assert!(code == Some(0) && out.contains("header block") && out.contains("4095 tokens"), "{out}");
+    for usage in [&["--nonsense"][..], &["--window-min", "9", "--window-max", "8"], &["--spec-strategy", "fast"]] {
+        assert_eq!(run(usage).0, Some(2), "{usage:?}");
+    }
+    let (code, _, error) = run(&["--model", "no/such/file.gguf"]);
+    assert!(code == Some(3) && error.contains("no/such/file.gguf"), "{error}");
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("bad.gguf");
+    std::fs::write(&file, b"GGUF\x03\0\0\0").unwrap();
+    let (code, _, error) = run(&["--model", file.to_str().unwrap()]);
+    assert!(code == Some(3) && error.contains("bad.gguf"), "{error}");
+    // The port is taken.
+    let running = Running::start(&[]);
+    let port = running.address.port().to_string();
+    assert_eq!(run(&["--port", &port]).0, Some(1));
+}
+
+#[test]
+fn nothing_but_one_line_goes_to_stdout() {
+    let mut child = Command::new(program())
+        .args(["--port", "0", "--threads", "1"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let mut out = BufReader::new(child.stdout.take().unwrap());
+    let mut line = String::new();
+    out.read_line(&mut line).unwrap();
+    let address: SocketAddr = line.trim_end().strip_prefix("listening on http://").unwrap().parse().unwrap();
+    assert_eq!(ask(address, "/v1/completions", &json!({"prompt": "x", "max_tokens": 1})).status, 200);
+    let mut running = Running { child, address };
+    running.signal("-TERM");
+    running.end();
+    let mut rest = String::new();
+    out.read_to_string(&mut rest).unwrap();
+    assert_eq!(rest, "");
+}
