@@ -305,7 +305,7 @@ mod tests {
     #[should_panic(expected = "row order")]
     fn rules_out_of_order_assert() {
         let mut trunk = work(&[(&[1, 2, 3], 1)], false);
-        trunk.rules.row.swap(0, 1);
+        trunk.rules.row.swap(1, 2);
         runs(&trunk);
     }
 }
