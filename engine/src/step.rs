@@ -291,7 +291,7 @@ pub struct StepResult {
     pub fault: Vec<Option<Fault>>,
 
     /// Per rule: log-probability of the token chosen at its row under the raw logits; NaN where not wanted or the
-    /// row lies behind the first disagreement.
+    /// row lies behind the first disagreement. At a row whose successor is committed too, that one is the choice.
     pub logprob: Vec<f32>,
     /// Rule i owns `top[top_start[i]..top_start[i + 1]]`. Length: rules + 1, or empty.
     pub top_start: Vec<u32>,

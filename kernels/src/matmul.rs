@@ -105,17 +105,24 @@ fn multiply(isa: Isa, mode: Activation, w: &Matrix, acts: &Acts, mut piece: Piec
 }
 
 /// The weights of one group as float panels, for exact activations.
-fn expand_group(isa: Isa, w: &Matrix, group: usize, row: &mut Vec<u8>, floats: &mut Vec<f32>, panels: &mut [u8]) {
-    let steps = w.k().div_ceil(Quant::F32.layout().step);
-    let stride = steps * Quant::F32.layout().step;
+fn expand_group(isa: Isa, w: &Matrix, group: usize, scratch: &mut Vec<u8>, floats: &mut Vec<f32>, panels: &mut [u8]) {
+    let step = Quant::F32.layout().step;
+    let width = w.k().next_multiple_of(step);
     floats.clear();
-    floats.resize(LANES * stride, 0.0);
-    row.resize(w.row_bytes(), 0);
-    for (i, floats) in floats.chunks_exact_mut(stride).take(w.n() - group * LANES).enumerate() {
-        w.copy_row(group * LANES + i, row);
-        dequantize(isa, w.quant(), row, &mut floats[..w.k()]);
+    floats.resize(LANES * width, 0.0);
+    let (rows, stride) = match &w.storage {
+        Storage::Rows(bytes) => (w.group_file_rows((**bytes).as_ref(), group), w.row_bytes()),
+        Storage::Panels(panels) => {
+            let stride = w.steps() * w.quant().layout().file_bytes;
+            scratch.resize(LANES * stride, 0);
+            w.quant().layout().unpack_group(w.group_panels(panels, group), scratch, stride);
+            (&scratch[..LANES * stride], stride)
+        }
+    };
+    for (row, floats) in rows.chunks_exact(stride).zip(floats.chunks_exact_mut(width)) {
+        dequantize(isa, w.quant(), &row[..w.row_bytes()], &mut floats[..w.k()]);
     }
-    pack(isa, Quant::F32, as_bytes(floats), stride * size_of::<f32>(), panels);
+    pack(isa, Quant::F32, as_bytes(floats), width * size_of::<f32>(), panels);
 }
 
 /// The specification, run over a piece: each weight row is decoded once and multiplied by all activation rows.

@@ -1,5 +1,6 @@
 //! A weight matrix: `n` rows of `k` weights, as file rows or as panels.
 
+use std::ops::{Deref, Range};
 use std::sync::Arc;
 
 use thiserror::Error;
@@ -56,7 +57,21 @@ pub(crate) enum Storage {
     /// `[n][row bytes]` as in the file.
     Rows(SharedBytes),
     /// `[group of 16 rows][step]` panels; see `panel.rs`. Rows beyond n are zero.
-    Panels(AlignedBytes),
+    Panels(Panels),
+}
+
+/// The panels of one matrix, in memory that several may share.
+pub(crate) struct Panels {
+    memory: Arc<AlignedBytes>,
+    range: Range<usize>,
+}
+
+impl Deref for Panels {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.memory[self.range.clone()]
+    }
 }
 
 /// Weights of one linear layer, `[n][k]`: `n` outputs, `k` inputs.
@@ -146,15 +161,31 @@ impl Matrix {
     /// Copies the weights into panels, which kernels read at full speed from one row on, and lets go of the file
     /// bytes. Results keep every bit. Panels are in huge pages where the system gives them.
     pub fn repack(&mut self) {
-        let Storage::Rows(bytes) = &self.storage else { return };
-        let rows = (**bytes).as_ref();
-        let mut panels = AlignedBytes::zeroed(self.panel_bytes());
+        Matrix::repack_all(&mut [self]);
+    }
+
+    /// As [`Matrix::repack`] for several matrices in one allocation, so that small ones are in huge pages too. The
+    /// memory is returned when the last of them is dropped.
+    pub fn repack_all(matrices: &mut [&mut Matrix]) {
+        let total = matrices.iter().filter(|m| !m.is_repacked()).map(|m| m.panel_bytes()).sum();
+        let mut memory = AlignedBytes::zeroed(total);
+        let mut rest = &mut memory[..];
         let mut padded = Vec::new();
-        for (group, panel) in panels.chunks_exact_mut(self.group_bytes()).enumerate() {
-            let (src, stride) = self.group_rows(rows, group, &mut padded);
-            pack(Isa::best(), self.quant, src, stride, panel);
+        for m in matrices.iter() {
+            let Storage::Rows(bytes) = &m.storage else { continue };
+            let panels = rest.split_off_mut(..m.panel_bytes()).expect("the sum of the matrices");
+            for (group, panel) in panels.chunks_exact_mut(m.group_bytes()).enumerate() {
+                let (src, stride) = m.group_rows((**bytes).as_ref(), group, &mut padded);
+                pack(Isa::best(), m.quant, src, stride, panel);
+            }
         }
-        self.storage = Storage::Panels(panels);
+        let memory = Arc::new(memory);
+        let mut start = 0;
+        for m in matrices.iter_mut().filter(|m| !m.is_repacked()) {
+            let range = start..start + m.panel_bytes();
+            start = range.end;
+            m.storage = Storage::Panels(Panels { memory: Arc::clone(&memory), range });
+        }
     }
 
     /// Expands row `i`: embedding lookup.
@@ -208,15 +239,20 @@ impl Matrix {
         &panels[group * self.group_bytes()..][..self.group_bytes()]
     }
 
+    /// The file rows of a group: 16, or fewer in the last one.
+    pub(crate) fn group_file_rows<'a>(&self, rows: &'a [u8], group: usize) -> &'a [u8] {
+        let first = group * LANES;
+        let count = LANES.min(self.n - first);
+        &rows[first * self.row_bytes()..][..count * self.row_bytes()]
+    }
+
     /// Sixteen whole rows of steps for `pack`, and their stride: straight from `rows` where the group is full and K a
     /// multiple of the step, else a zero-padded copy in `padded`.
     pub(crate) fn group_rows<'a>(&self, rows: &'a [u8], group: usize, padded: &'a mut Vec<u8>) -> (&'a [u8], usize) {
         let row_bytes = self.row_bytes();
         let stride = self.steps() * self.quant.layout().file_bytes;
-        let first = group * LANES;
-        let count = LANES.min(self.n - first);
-        let rows = &rows[first * row_bytes..][..count * row_bytes];
-        if count == LANES && stride == row_bytes {
+        let rows = self.group_file_rows(rows, group);
+        if rows.len() == LANES * stride {
             return (rows, stride);
         }
         padded.clear();

@@ -1,7 +1,9 @@
 use std::sync::Arc;
 
 use super::*;
-use crate::test_data::random_rows;
+use crate::quant::Activation;
+use crate::test_data::{random_input, random_rows};
+use crate::{Input, InputScratch, Pool, matmul};
 
 #[test]
 fn shapes_are_checked() {
@@ -40,4 +42,27 @@ fn rows_survive_repacking() {
             assert_eq!(before, expand(&m), "{} {n} x {k}", quant.name());
         }
     }
+}
+
+#[test]
+fn matrices_repacked_together_keep_their_results() {
+    let k = 256;
+    let mut all: Vec<Matrix> = [(Quant::Q4_1, 33), (Quant::Q6_K, 16), (Quant::F32, 5), (Quant::Q8_0, 40)]
+        .into_iter()
+        .map(|(quant, n)| Matrix::new(quant, n, k, Arc::new(random_rows(quant, n, k, 7))).expect("a valid shape"))
+        .collect();
+    all[2].repack();
+    let x = random_input(2, k, 8);
+    let product = |m: &Matrix| {
+        let (mut dst, mut scratch) = (vec![f32::NAN; 2 * m.n()], InputScratch::new());
+        let mut input = Input::new(&mut scratch, &x, 2, k);
+        matmul(&Pool::new(1), Isa::best(), Activation::Integer, &mut input, &mut [(m, &mut dst)]);
+        dst
+    };
+    let before: Vec<_> = all.iter().map(product).collect();
+    Matrix::repack_all(&mut all.iter_mut().collect::<Vec<_>>());
+    assert!(all.iter().all(Matrix::is_repacked));
+    // Memory outlives the neighbours it is shared with.
+    all.swap_remove(0);
+    assert_eq!(all.iter().map(product).collect::<Vec<_>>(), [&before[3], &before[1], &before[2]].map(Clone::clone));
 }

@@ -146,6 +146,31 @@ impl Layout {
             }
         }
     }
+
+    /// All lanes of a group's panels as whole steps of 16 file rows, `stride` bytes apart: undoes `pack_step`.
+    pub(crate) fn unpack_group(&self, panels: &[u8], rows: &mut [u8], stride: usize) {
+        for (step, panel) in panels.chunks_exact(self.panel_bytes).enumerate() {
+            let rows = &mut rows[step * self.file_bytes..];
+            for (start, f) in self.runs() {
+                for i in 0..f.count {
+                    let lanes = &panel[start + i * LANES * f.width..];
+                    let to = f.at + i * f.width;
+                    if f.width == 4 {
+                        unpack_lanes::<4>(lanes, &mut rows[to..], stride);
+                    } else {
+                        unpack_lanes::<2>(lanes, &mut rows[to..], stride);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// One element of each of 16 rows.
+fn unpack_lanes<const WIDTH: usize>(lanes: &[u8], rows: &mut [u8], stride: usize) {
+    for (lane, element) in lanes.as_chunks::<WIDTH>().0[..LANES].iter().enumerate() {
+        rows[lane * stride..][..WIDTH].copy_from_slice(element);
+    }
 }
 
 #[cfg(test)]

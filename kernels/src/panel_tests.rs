@@ -17,6 +17,9 @@ fn kernels_pack_as_the_specification() {
         for (step, panel) in want.chunks_exact_mut(layout.panel_bytes).enumerate() {
             layout.pack_step(&rows[step * layout.file_bytes..], stride, panel);
         }
+        let mut back = vec![0xa5; rows.len()];
+        layout.unpack_group(&want, &mut back, stride);
+        assert!(back == rows, "{}", quant.name());
         for isa in Isa::available() {
             let mut found = AlignedBytes::zeroed(want.len());
             found.fill(0xa5);

@@ -68,6 +68,20 @@ fn speculation(strategy: Strategy, policy: WindowPolicy) -> Speculation {
     }
 }
 
+/// Arguments of calls travel as JSON text; the template iterates over them.
+fn with_parsed_arguments(messages: &Value) -> Value {
+    let mut messages = messages.clone();
+    for message in messages.as_array_mut().into_iter().flatten() {
+        let calls = message.get_mut("tool_calls").and_then(Value::as_array_mut);
+        for call in calls.into_iter().flatten() {
+            if let Some(text) = call["function"]["arguments"].as_str() {
+                call["function"]["arguments"] = serde_json::from_str(text).expect("arguments are JSON");
+            }
+        }
+    }
+    messages
+}
+
 fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     values[values.len() / 2]
@@ -97,8 +111,9 @@ fn main() {
     println!("prompt,strategy,tokens,passes,tok_s,wall_ms,mtp_drafted,mtp_accepted,suffix_drafted,suffix_accepted");
     let mut ticket = 0;
     for prompt in &prompts {
+        let messages = with_parsed_arguments(&prompt["messages"]);
         let input = RenderInput {
-            messages: &prompt["messages"],
+            messages: &messages,
             tools: None,
             add_generation_prompt: true,
             kwargs: &Map::new(),

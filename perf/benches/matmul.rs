@@ -105,16 +105,13 @@ fn main() {
     for quant in o.quants {
         let bytes = Arc::new(weights(quant, o.n, o.k));
         let count = if o.cached { 1 } else { TOTAL_BYTES.div_ceil(bytes.len()) };
-        let matrices: Vec<Matrix> = (0..count)
-            .map(|_| {
-                // File rows are a copy for each matrix: shared bytes would stay in the cache.
-                let mut w = Matrix::new(quant, o.n, o.k, Arc::new(bytes.as_ref().clone())).expect("a valid shape");
-                if !o.file {
-                    w.repack();
-                }
-                w
-            })
+        // File rows are a copy for each matrix: shared bytes would stay in the cache.
+        let mut matrices: Vec<Matrix> = (0..count)
+            .map(|_| Matrix::new(quant, o.n, o.k, Arc::new(bytes.as_ref().clone())).expect("a valid shape"))
             .collect();
+        if !o.file {
+            Matrix::repack_all(&mut matrices.iter_mut().collect::<Vec<_>>());
+        }
         let stored = matrices[0].bytes();
         let mut times = vec![Vec::new(); o.rows.len()];
         let mut reads = Vec::new();

@@ -2,6 +2,9 @@
 
 use std::ops::Range;
 
+use engine_kernels::Isa;
+use engine_kernels::ops::logits::argmax;
+
 use crate::accept;
 use crate::ids::TokenId;
 use crate::sample;
@@ -19,6 +22,19 @@ pub struct Run {
     pub rules: Range<usize>,
     /// The rows are a window (the last committed row and drafts); else their successors are committed already.
     pub window: bool,
+}
+
+/// What choosing works with.
+pub struct Chooser {
+    isa: Isa,
+    scratch: sample::Scratch,
+}
+
+impl Chooser {
+    /// On this instruction set.
+    pub fn new(isa: Isa) -> Self {
+        Self { isa, scratch: sample::Scratch::default() }
+    }
 }
 
 /// Splits the rules into runs.
@@ -78,7 +94,7 @@ pub fn decide(
     logits: &mut [f32],
     stride: usize,
     vocab: usize,
-    scratch: &mut sample::Scratch,
+    by: &mut Chooser,
     out: &mut StepResult,
 ) {
     let rules = &trunk.rules;
@@ -93,7 +109,7 @@ pub fn decide(
         let drafts = &ruled[..ruled.len().min(run.rules.len() - 1)];
         let verdict = accept::walk(drafts, |i| {
             let row = &mut logits[i * stride..i * stride + vocab];
-            let token = choose(rules, run.rules.start + i, row, vocab, scratch);
+            let token = choose(rules, run.rules.start + i, row, by);
             decided = i + 1;
             chosen.push(token);
             token
@@ -116,7 +132,7 @@ pub fn decide(
             (NO_LOGPROBS, _) | (_, None) => f32::NAN,
             (n, Some(token)) => {
                 let row = &logits[i * stride..i * stride + vocab];
-                sample::log_probs(row, scratch, token, n as usize, &mut out.top)
+                sample::log_probs(row, &mut by.scratch, token, n as usize, &mut out.top)
             }
         };
         out.logprob.push(logprob);
@@ -124,23 +140,23 @@ pub fn decide(
     }
 }
 
-fn choose(
-    rules: &RowRules,
-    rule: usize,
-    logits: &mut [f32],
-    vocab: usize,
-    scratch: &mut sample::Scratch,
-) -> Result<TokenId, Fault> {
+fn choose(rules: &RowRules, rule: usize, logits: &mut [f32], by: &mut Chooser) -> Result<TokenId, Fault> {
     let edits = match rules.edit_start.as_slice() {
         [] => &[],
         starts => &rules.edit[starts[rule] as usize..starts[rule + 1] as usize],
     };
     let mask = match rules.mask.get(rule) {
         None | Some(&u32::MAX) => None,
-        Some(&first) => Some(&rules.mask_word[first as usize..][..vocab.div_ceil(32)]),
+        Some(&first) => Some(&rules.mask_word[first as usize..][..logits.len().div_ceil(32)]),
     };
     let filters = &rules.filters[rules.filter[rule] as usize];
-    sample::choose(logits, scratch, filters, rules.draw[rule], edits, mask)
+    if filters.temperature <= 0.0 && edits.is_empty() && mask.is_none() {
+        // The same rule, vectorised; a row with an infinity goes the careful way.
+        if let Some((token, _)) = argmax(by.isa, logits) {
+            return Ok(TokenId(token));
+        }
+    }
+    sample::choose(logits, &mut by.scratch, filters, rules.draw[rule], edits, mask)
 }
 
 #[cfg(test)]
@@ -197,7 +213,7 @@ mod tests {
                 logits.extend(row);
             }
             let before: Vec<u32> = logits.iter().map(|x| x.to_bits()).collect();
-            decide(trunk, &run, &mut logits, STRIDE, VOCAB, &mut sample::Scratch::default(), &mut out);
+            decide(trunk, &run, &mut logits, STRIDE, VOCAB, &mut Chooser::new(Isa::best()), &mut out);
             assert!(logits.iter().map(|x| x.to_bits()).eq(before), "logits are handed back as they were");
         }
         out
@@ -264,6 +280,15 @@ mod tests {
     }
 
     #[test]
+    fn an_infinite_logit_is_no_choice() {
+        let trunk = work(&[(&[1], 1)], false);
+        for isa in Isa::available() {
+            let mut row = [0.0, f32::INFINITY, 2.0, f32::NAN, 2.0];
+            assert_eq!(choose(&trunk.rules, 0, &mut row, &mut Chooser::new(isa)), Ok(TokenId(2)));
+        }
+    }
+
+    #[test]
     fn windows_are_never_torn_apart() {
         let long: Vec<u32> = vec![0; 40];
         let trunk = work(&[(&long, 1), (&long, 1), (&[1], 1)], false);
@@ -280,7 +305,7 @@ mod tests {
     #[should_panic(expected = "row order")]
     fn rules_out_of_order_assert() {
         let mut trunk = work(&[(&[1, 2, 3], 1)], false);
-        trunk.rules.row.swap(0, 1);
+        trunk.rules.row.swap(1, 2);
         runs(&trunk);
     }
 }

@@ -55,11 +55,6 @@ impl Cursors {
         }
     }
 
-    /// Hidden rows a sequence keeps; 0 without an MTP block.
-    pub fn capacity(&self) -> usize {
-        self.capacity
-    }
-
     /// The cursor of a sequence.
     pub fn get(&self, slot: StateSlot) -> Cursor {
         self.cursor[slot.index()]

@@ -28,9 +28,9 @@ use engine_kernels::{Activation, Isa, Pool};
 use crate::ids::CheckpointId;
 use crate::limits::{Limits, STEP_ROWS_MAX, WINDOW_MAX};
 use crate::model::{Model, MtpStatus};
-use crate::sample;
 use crate::step::{Executor, Shape, Step, StepResult};
 
+use choose::Chooser;
 use cursors::Cursors;
 use machine::Machine;
 use slots::Checkpoint;
@@ -62,7 +62,7 @@ pub struct CpuExecutor {
     machine: Machine,
     cursors: Cursors,
     checkpoints: HashMap<CheckpointId, Checkpoint>,
-    scratch: sample::Scratch,
+    chooser: Chooser,
 }
 
 impl CpuExecutor {
@@ -99,7 +99,7 @@ impl CpuExecutor {
             machine: Machine::new(&model, &limits, &options, pool),
             cursors: Cursors::new(limits.slots, hidden_rows, d_model, recurrent),
             checkpoints: HashMap::with_capacity(limits.checkpoints),
-            scratch: sample::Scratch::default(),
+            chooser: Chooser::new(options.isa),
             model,
             limits,
             shape,

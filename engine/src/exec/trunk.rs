@@ -110,7 +110,7 @@ impl CpuExecutor {
             for run in block {
                 let len = run.rules.len();
                 let logits = &mut logits[first * stride..(first + len) * stride];
-                decide(work, run, logits, stride, vocab, &mut self.scratch, out);
+                decide(work, run, logits, stride, vocab, &mut self.chooser, out);
                 first += len;
             }
             out.times.choose_ns += elapsed_ns(started);

@@ -108,26 +108,33 @@ fn matrices<'a>(
     file: impl Fn(Source) -> &'a ModelFile,
     repack: Repack,
 ) -> Result<Vec<Matrix>, ModelError> {
+    let mut out = Vec::with_capacity(plan.matrices.len());
+    for want in &plan.matrices {
+        let file = file(want.from);
+        let bytes = file.data(file.require(&want.name)?);
+        let matrix = Matrix::new(want.quant, want.n, want.k, Arc::new(bytes));
+        out.push(matrix.map_err(|reason| ModelError::Matrix {
+            file: file.name(),
+            tensor: want.name.clone(),
+            reason,
+        })?);
+    }
     let mut room = match repack {
         Repack::On => u64::MAX,
         Repack::Auto => AUTO_BYTES,
         Repack::Off => 0,
     };
     let multiplied = plan.program.multiplied();
-    let mut out = Vec::with_capacity(plan.matrices.len());
-    for (i, want) in plan.matrices.iter().enumerate() {
-        let file = file(want.from);
-        let bytes = file.data(file.require(&want.name)?);
-        let mut matrix = Matrix::new(want.quant, want.n, want.k, Arc::new(bytes))
-            .map_err(|reason| ModelError::Matrix { file: file.name(), tensor: want.name.clone(), reason })?;
+    let mut chosen = Vec::new();
+    for (i, matrix) in out.iter_mut().enumerate() {
         let cost = matrix.panel_bytes() as u64;
         // Rows of a table that is only looked up are read one at a time, straight from the file.
         if cost <= room && multiplied.contains(&MatrixId(i as u32)) {
             room -= cost;
-            matrix.repack();
+            chosen.push(matrix);
         }
-        out.push(matrix);
     }
+    Matrix::repack_all(&mut chosen);
     Ok(out)
 }
 

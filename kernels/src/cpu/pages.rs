@@ -142,3 +142,22 @@ impl Drop for AlignedBytes {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::{HUGE, LINE, LazyZeros};
+
+    #[test]
+    fn lazy_zeros_are_zero_aligned_and_as_long_as_asked() {
+        for len in [0, 1, 15, 16, 17, 1000, HUGE / 4 + 3] {
+            let mut floats = LazyZeros::<f32>::new(len);
+            let mut halves = LazyZeros::<u16>::new(len);
+            assert_eq!((floats.len(), halves.len()), (len, len));
+            assert!(floats.as_ptr().addr().is_multiple_of(LINE) && halves.as_ptr().addr().is_multiple_of(LINE));
+            assert!(floats.iter().all(|&x| x == 0.0) && halves.iter().all(|&x| x == 0));
+            floats.fill(1.0);
+            halves.fill(1);
+            assert!(floats.iter().all(|&x| x == 1.0) && halves.iter().all(|&x| x == 1));
+        }
+    }
+}
