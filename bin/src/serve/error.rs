@@ -184,6 +184,11 @@ impl ApiError {
         Self::unavailable("draining", "the server is shutting down", 5)
     }
 
+    /// For health checks after the engine's end; requests get [`Self::engine`].
+    pub(crate) fn dead() -> Self {
+        Self::unavailable("engine_error", "the engine has ended", 5)
+    }
+
     pub(crate) fn no_slot() -> Self {
         Self::unavailable("no_slot", "too many connections", 1)
     }

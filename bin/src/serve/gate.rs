@@ -91,12 +91,12 @@ impl Gate<'_> {
         let state = self.shared.state();
         let ok = || Reply::json(200, &json!({"status": "ok"}));
         match route {
-            Route::Live if state == State::Dead => Err(ApiError::engine("the engine has ended")),
+            Route::Live if state == State::Dead => Err(ApiError::dead()),
             Route::Live => Ok(ok()),
             Route::Health | Route::Ready => match state {
                 State::Loading => Err(ApiError::loading()),
                 State::Draining => Err(ApiError::draining()),
-                State::Dead => Err(ApiError::engine("the engine has ended")),
+                State::Dead => Err(ApiError::dead()),
                 State::Serving if *route == Route::Ready && self.queue_full => Err(ApiError::queue_full(1)),
                 State::Serving => Ok(ok()),
             },
