@@ -14,7 +14,7 @@ const ARROWS: &[(&str, &str, &[&str])] = &[
     ("kernels", "engine-kernels", &[]),
     ("io", "engine-io", &[]),
     ("engine", "engine", &["engine-kernels", "engine-io"]),
-    ("bin", "engine-bin", &["engine", "engine-io", "engine-kernels"]),
+    ("bin", "engine-bin", &["engine", "engine-io"]),
     ("tests", "engine-tests", &["engine", "engine-io", "engine-kernels", "engine-bin"]),
     ("perf", "engine-perf", &["engine", "engine-io", "engine-kernels", "engine-bin", "engine-tests"]),
 ];

@@ -4,14 +4,12 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use clap::{Args, ValueEnum};
-use engine::exec::{CpuExecutor, ExecOptions};
+use engine::exec::{Activation, CpuExecutor, ExecOptions, Isa, KvType};
 use engine::limits::Limits;
 use engine::model::load::{LoadOptions, Repack};
 use engine::model::{Model, ModelError};
 use engine_io::text::Tokenizer;
 use engine_io::{ModelFile, OpenOptions};
-use engine_kernels::ops::kv_cache::KvType;
-use engine_kernels::{Activation, Isa};
 
 /// Spellings of the KV types.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]

@@ -6,7 +6,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use engine::clock::Monotonic;
 use engine::engine::{EngineHandle, Settings, StartError};
-use engine::exec::{CpuExecutor, ExecOptions};
+use engine::exec::{Activation, CpuExecutor, ExecOptions, Isa, KvType};
 use engine::limits::LimitsError;
 use engine::model::load::{LoadOptions, Repack};
 use engine::model::{Model, ModelError, MtpStatus};
@@ -14,8 +14,6 @@ use engine::step::Executor as _;
 use engine_io::gguf::meta::Meta;
 use engine_io::text::TemplateError;
 use engine_io::{ModelFile, OpenOptions};
-use engine_kernels::ops::kv_cache::KvType;
-use engine_kernels::{Activation, Isa};
 
 use crate::bench::options::{KvFlag, RepackFlag};
 use crate::flags::ServeArgs;
