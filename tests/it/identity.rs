@@ -207,8 +207,8 @@ fn whole_grid() {
     }
 }
 
-/// Recurrent states seen at every `kv_len` of every sequence, in order of admission.
-type States = Arc<Mutex<HashMap<(usize, u32), [u8; 32]>>>;
+/// Hashes of the recurrent states seen at every `kv_len` of every sequence, in order of admission.
+type Seen = HashMap<(usize, u32), [u8; 32]>;
 
 /// Looks at each sequence between two steps: a fork of it is folded and its state hashed, the sequence itself is not
 /// touched, so the fold of the next pass stays under test.
@@ -217,7 +217,7 @@ struct Spy {
     spare: StateSlot,
     /// Sequences reset so far.
     sequences: usize,
-    seen: States,
+    seen: Arc<Mutex<Seen>>,
 }
 
 impl Executor for Spy {
@@ -242,8 +242,8 @@ impl Executor for Spy {
     }
 }
 
-fn states(subject: &Subject, cell: &Cell) -> (Vec<Outcome>, HashMap<(usize, u32), [u8; 32]>) {
-    let seen = States::default();
+fn states(subject: &Subject, cell: &Cell) -> (Vec<Outcome>, Seen) {
+    let seen = Arc::<Mutex<Seen>>::default();
     let spare = StateSlot(cell.parallel as u32);
     let spy = Spy { inner: executor(subject, cell, 1), spare, sequences: 0, seen: Arc::clone(&seen) };
     let outcomes = run_on(subject, cell, Box::new(spy));

@@ -91,6 +91,19 @@ fn steps_are_asked_skipped_or_not_counted() {
     assert_eq!(l.lookups + l.skipped, both.steps);
 }
 
+#[test]
+fn a_tail_continues_the_prefix_and_not_the_history() {
+    // One token decides the next, so the text soon has a period; the chain is always right, and the tail goes on
+    // where the chain ends.
+    let config = ToyConfig { order: 1, mtp_script: vec![3; 500], ..ToyConfig::default() };
+    let s = submission(0, &[1, 2, 3], 300, speculation(Strategy::MtpSuffix, 12));
+    let text = reference(&config, 512, &s).tokens;
+    assert!(text[text.len() - 4..].windows(2).all(|w| w[0] != w[1]), "a period of one would prove nothing");
+    let r = run(&config, &Limits::new(1, 512), &s);
+    assert_eq!(r.mtp.rejected, 0);
+    assert!(r.tail_accepted > 100 && r.suffix.rejected <= 2, "{r:?}");
+}
+
 /// Adversarial text: every seed alike, long chains, period one. Bounded by the candidates, or this would take minutes.
 #[test]
 fn no_text_makes_a_search_long() {

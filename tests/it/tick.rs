@@ -381,12 +381,15 @@ fn windows_fit_what_is_left() {
         let r = rig.of(0).report.as_ref().unwrap();
         assert_eq!(r.completion_tokens, u64::from(max_tokens));
         assert!(r.total.drafted < u64::from(max_tokens).max(1) && r.total.discarded == 0, "{r:?}");
+        assert_eq!(r.bonus, r.steps, "the last row of a window can always be committed");
         // Context: the last position is reached, and no page past it is asked for.
         let context = 5 + max_tokens as usize;
         let s = submission(0, &[1, 2, 3, 4], 1000, spec);
         let rig = run_one(always.clone(), &Limits::new(1, context), &s);
         assert_eq!(rig.of(0).outcome.finish, Some(Finish::ContextFull));
         assert_eq!(rig.of(0).outcome.tokens.len(), context - 4);
+        let r = rig.of(0).report.as_ref().unwrap();
+        assert_eq!(r.bonus, r.steps, "the last row of a window can always be committed");
     }
 }
 
@@ -771,4 +774,66 @@ fn a_stop_that_is_never_complete_loses_nothing() {
     s.stop = Stop { strings: vec![whole], ..Stop::default() };
     let rig = run_one(config, &Limits::new(1, 128), &s);
     assert_eq!(rig.of(0).outcome.text, text);
+}
+
+#[test]
+fn wide_windows_leave_prompts_their_rows() {
+    let limits = Limits { step_rows: 80, ..Limits::new(3, 2048) };
+    let mut rig = Rig::new(&limits, ToyConfig { hidden_rows: 512, ..ToyConfig::default() });
+    for ticket in 0..2 {
+        rig.submit(&submission(ticket, &[1, 2], 1500, speculation(Strategy::MtpSuffix, 32)));
+    }
+    while rig.of_len(0) < 40 {
+        rig.tick();
+    }
+    rig.submit(&submission(2, &[5; 1000], 5, speculation(Strategy::Off, 0)));
+    let mut before = 0;
+    while before < 900 {
+        rig.tick();
+        let slot = rig.slot(2).unwrap().index();
+        let now = rig.world.ledger.requests.kv_len[slot];
+        assert!(now >= before + 64, "{now} after {before}: windows of 64 drafts want the same rows");
+        before = now;
+    }
+    rig.send(Command::Stop);
+    rig.tick();
+    assert!(rig.world.ended());
+}
+
+#[test]
+fn a_stalled_row_gives_way_before_a_young_one_and_holds_nobody_up() {
+    let limits = Limits { pages: 10, ..Limits::new(4, 128) };
+    let mut rig = Rig::new(&limits, ToyConfig::default());
+    let off = speculation(Strategy::Off, 0);
+    let stalled = submission(0, &[1; 40], 50, off);
+    let older = submission(1, &[2; 30], 48, off);
+    let young = submission(2, &[3], 60, off);
+    for s in [&stalled, &older, &young] {
+        rig.submit(s);
+    }
+    while rig.of_len(0) == 0 {
+        rig.tick();
+    }
+    rig.send(Command::Pause(Ticket(0)));
+    // Until the row in the middle asks for its fifth page.
+    for _ in 0..40 {
+        rig.tick();
+    }
+    assert_eq!(rig.world.ledger.metrics.preempted, 1);
+    let slot = rig.slot(0).unwrap().index();
+    assert_eq!(rig.world.ledger.requests.phase[slot], Phase::Preempted, "the paused row, though it is the oldest");
+    // It waits for its reader; somebody new does not wait for it.
+    let new = submission(3, &[4; 10], 3, off);
+    rig.submit(&new);
+    for _ in 0..8 {
+        rig.tick();
+    }
+    assert!(rig.of(3).report.is_some());
+    rig.send(Command::Resume(Ticket(0)));
+    rig.settle();
+    for s in [&stalled, &older, &young, &new] {
+        rig.assert_reference(s);
+    }
+    assert_eq!(rig.of(2).report.as_ref().unwrap().preempted, 0);
+    rig.assert_empty();
 }

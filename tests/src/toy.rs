@@ -682,10 +682,14 @@ impl Rig {
     }
 
     /// One tick and the checks; events stay in the channel.
+    ///
+    /// # Panics
+    /// If an invariant does not hold, or after a hundred thousand ticks.
     pub fn tick_deaf(&mut self) {
         tick::tick(&mut self.world);
         self.world.check();
         self.ticks += 1;
+        assert!(self.ticks < 100_000, "a test that waits in vain");
     }
 
     /// Takes the events that wait.

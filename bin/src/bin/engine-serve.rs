@@ -4,7 +4,9 @@
 use std::io::{IsTerminal as _, Write as _};
 use std::process::ExitCode;
 use std::thread;
+use std::time::Duration;
 
+use engine::api::Command;
 use engine_bin::flags::{LowArgs, ServeArgs};
 use engine_bin::serve::start::{self, LoadError};
 use engine_bin::serve::{Config, Exit, Handle, Server, limits_table};
@@ -64,9 +66,15 @@ fn run(args: &ServeArgs) -> Result<u8, Box<dyn std::error::Error>> {
     writeln!(out, "listening on http://{}", server.address())?;
     out.flush()?;
     let exit = server.join();
-    if !matches!(exit, Exit::Signal(_))
-        && let Err(dead) = engine.join()
-    {
+    if let Exit::Signal(_) = exit {
+        return Ok(exit.code());
+    }
+    // Nobody listens any more: the engine is told to stop, and what it still says is taken so that it can hear it.
+    while !engine.is_finished() {
+        let _ = engine.commands.try_send(Command::Stop);
+        let _ = engine.events.recv_timeout(Duration::from_millis(5));
+    }
+    if let Err(dead) = engine.join() {
         tracing::error!(%dead, "the engine failed");
         return Ok(Exit::Internal.code());
     }

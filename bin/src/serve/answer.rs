@@ -66,7 +66,8 @@ const LEAST_LOGPROB: f32 = -9999.0;
 /// cover exactly its text wherever a stop string cuts it and however the text was split into events.
 #[derive(Default)]
 pub(crate) struct Entries {
-    waiting: VecDeque<(usize, Entry)>,
+    /// First byte and end of each token's text, and its entry.
+    waiting: VecDeque<(usize, usize, Entry)>,
     /// Bytes of text of all tokens so far, and of all text released so far.
     written: usize,
     released: usize,
@@ -90,17 +91,15 @@ impl Entries {
         }
         let top = logprob.top.iter().map(|(t, p)| (Text { bytes: model.piece(*t) }, p.max(LEAST_LOGPROB))).collect();
         let logprob = logprob.logprob.max(LEAST_LOGPROB);
-        self.waiting.push_back((start, Entry { token: Text { bytes }, logprob, top, offset }));
+        self.waiting.push_back((start, self.written, Entry { token: Text { bytes }, logprob, top, offset }));
     }
 
     fn release(&mut self, text: &str) -> Vec<Entry> {
         self.released += text.len();
         let mut out = Vec::new();
-        while let Some((start, entry)) = self.waiting.front() {
-            if start + entry.token.bytes.len() > self.released {
-                break;
-            }
-            out.extend(self.waiting.pop_front().map(|(_, entry)| entry));
+        // Entries never travel without text: a hidden token's entry waits for the next.
+        while !text.is_empty() && self.waiting.front().is_some_and(|(_, end, _)| *end <= self.released) {
+            out.extend(self.waiting.pop_front().map(|(_, _, entry)| entry));
         }
         out
     }
@@ -108,7 +107,7 @@ impl Entries {
     /// What is left at the end: everything, or after a stop string what begins before the cut.
     pub(crate) fn finish(&mut self, finish: Finish) -> Vec<Entry> {
         let cut = if matches!(finish, Finish::StopString(_)) { self.released } else { usize::MAX };
-        self.waiting.drain(..).filter(|(start, _)| *start < cut).map(|(_, entry)| entry).collect()
+        self.waiting.drain(..).filter(|(start, _, _)| *start < cut).map(|(_, _, entry)| entry).collect()
     }
 }
 

@@ -1,5 +1,5 @@
 //! admit: rows for those that wait, pages for those that lost theirs. Strictly in turn: preempted rows first, oldest
-//! admission first, then submissions in arrival order; nobody overtakes.
+//! admission first, then submissions in arrival order; nobody overtakes but those whose reader is slow.
 //!
 //! Leaves true: a row that starts now finds pages for its whole known history beside what the rows in prefill still
 //! need, unless nothing else can run; then plan makes room. So a lone request always starts, and always ends.
@@ -36,8 +36,9 @@ pub fn admit(
     now_ns: u64,
 ) -> bool {
     let mut any = false;
-    let preempted: Vec<Slot> =
-        requests.live.iter().copied().filter(|s| requests.phase[s.index()] == Phase::Preempted).collect();
+    // A row whose reader is slow waits for the reader first, and holds nobody up meanwhile.
+    let comes_back = |s: &Slot| requests.phase[s.index()] == Phase::Preempted && !requests.stalled(*s);
+    let preempted: Vec<Slot> = requests.live.iter().copied().filter(comes_back).collect();
     for slot in preempted {
         let s = slot.index();
         // One page of headroom for every running row: without it the row would lose its pages again at once.
@@ -75,6 +76,7 @@ pub fn admit(
         counters.reset(slot);
         ops.push(SlotOp::Reset { state: Requests::state(slot) });
         metrics.admitted += 1;
+        tracing::info!(request = %requests.id(slot), prompt = submission.prompt.len(), "admitted");
         outbox.push(Event::Admitted { ticket, request: requests.id(slot) });
     }
     any

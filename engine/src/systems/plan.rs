@@ -216,6 +216,7 @@ fn victim(slot: Slot, requests: &Requests, pages: &Pages) -> Option<Slot> {
 /// Takes a row's pages; its tokens, output state, index and counters stay.
 fn preempt(slot: Slot, requests: &mut Requests, pages: &mut Pages, counters: &mut Counters, metrics: &mut Metrics) {
     let s = slot.index();
+    tracing::info!(request = %requests.id(slot), pages = pages.blocks(slot), kv_len = requests.kv_len[s], "preempted");
     pages.truncate(slot, 0);
     requests.phase[s] = Phase::Preempted;
     requests.kv_len[s] = 0;

@@ -35,11 +35,15 @@ pub fn retire(
                 report.predicted_ns = last.saturating_sub(first);
                 report.ttft_ns = first - arrived;
                 report.total_ns = now_ns - arrived;
+                tracing::info!(request = %requests.id(slot), ?finish, tokens = report.completion_tokens, "finished");
                 metrics.finished[requests.speculation[s].strategy as usize].add(finish, &report);
                 outbox.close_delta(slot, ticket);
                 outbox.push(Event::Finished { ticket, finish, report: Box::new(report) });
             }
-            None => outbox.forget(slot, ticket),
+            None => {
+                tracing::info!(request = %requests.id(slot), "cancelled");
+                outbox.forget(slot, ticket);
+            }
         }
         requests.give_back(slot);
     }

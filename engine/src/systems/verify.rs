@@ -42,6 +42,7 @@ pub fn verify(
     if prompt_rows == 0 {
         cost.observe_trunk(window_rows, result.times.trunk_ns + result.times.choose_ns);
     }
+    tracing::debug!(tick = metrics.ticks, prompt_rows, window_rows, us = result.times.trunk_ns / 1000, "trunk pass");
     metrics.passes += 1;
     metrics.rows[0] += prompt_rows as u64;
     metrics.rows[1] += window_rows as u64;

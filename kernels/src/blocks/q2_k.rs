@@ -10,10 +10,14 @@ const _: () = assert!(BYTES == 84);
 
 #[inline(always)]
 pub(crate) fn decode(b: &[u8]) -> Block256 {
-    let code = std::array::from_fn(|k| {
-        let (half, sub, i) = (k / 128, k / 32 % 4, k % 32);
-        (b[16 + 32 * half + i] >> (2 * sub) & 3) as i8
-    });
+    let mut code = [0; 256];
+    for (two, code) in b[16..80].as_chunks::<32>().0.iter().zip(code.as_chunks_mut::<128>().0) {
+        for (sub, code) in code.as_chunks_mut::<32>().0.iter_mut().enumerate() {
+            for i in 0..32 {
+                code[i] = (two[i] >> (2 * sub) & 3) as i8;
+            }
+        }
+    }
     Block256 {
         d: f16_at(b, 80),
         dmin: f16_at(b, 82),

@@ -17,11 +17,13 @@ pub(crate) fn decode(b: &[u8]) -> Block256 {
         let high = scales[8 + j % 4] >> (2 * (j / 4)) & 3;
         (low | high << 4) as i8 - 32
     });
-    let code = std::array::from_fn(|k| {
-        let (half, sub, i) = (k / 128, k / 32, k % 32);
-        let low = b[32 + 32 * half + i] >> (2 * (sub % 4)) & 3;
-        let high = b[i] >> sub & 1;
-        (low | high << 2) as i8 - 4
-    });
+    let high: &[u8; 32] = b[..32].as_array().expect("32 bytes");
+    let mut code = [0; 256];
+    for (sub, code) in code.as_chunks_mut::<32>().0.iter_mut().enumerate() {
+        let low = &b[32 + 32 * (sub / 4)..][..32];
+        for i in 0..32 {
+            code[i] = (low[i] >> (2 * (sub % 4)) & 3 | (high[i] >> sub & 1) << 2) as i8 - 4;
+        }
+    }
     Block256 { d: f16_at(b, 108), dmin: 0.0, code, scale, min: [0; 16] }
 }

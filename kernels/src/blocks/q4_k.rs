@@ -24,9 +24,11 @@ pub(super) fn scales_mins(b: &[u8]) -> ([i8; 16], [u8; 16]) {
 #[inline(always)]
 pub(crate) fn decode(b: &[u8]) -> Block256 {
     let (scale, min) = scales_mins(&b[4..16]);
-    let code = std::array::from_fn(|k| {
-        let (sub, i) = (k / 32, k % 32);
-        (b[16 + 32 * (sub / 2) + i] >> (4 * (sub % 2)) & 15) as i8
-    });
+    let mut code = [0; 256];
+    for (low, code) in b[16..].as_chunks::<32>().0.iter().zip(code.as_chunks_mut::<64>().0) {
+        for i in 0..32 {
+            (code[i], code[32 + i]) = ((low[i] & 15) as i8, (low[i] >> 4) as i8);
+        }
+    }
     Block256 { d: f16_at(b, 0), dmin: f16_at(b, 2), code, scale, min }
 }

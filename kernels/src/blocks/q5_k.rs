@@ -11,11 +11,13 @@ const _: () = assert!(BYTES == 176);
 #[inline(always)]
 pub(crate) fn decode(b: &[u8]) -> Block256 {
     let (scale, min) = scales_mins(&b[4..16]);
-    let code = std::array::from_fn(|k| {
-        let (sub, i) = (k / 32, k % 32);
-        let low = b[48 + 32 * (sub / 2) + i] >> (4 * (sub % 2)) & 15;
-        let high = b[16 + i] >> sub & 1;
-        (low | high << 4) as i8
-    });
+    let high: &[u8; 32] = b[16..48].as_array().expect("32 bytes");
+    let mut code = [0; 256];
+    for (c, (low, code)) in b[48..].as_chunks::<32>().0.iter().zip(code.as_chunks_mut::<64>().0).enumerate() {
+        for i in 0..32 {
+            code[i] = (low[i] & 15 | (high[i] >> (2 * c) & 1) << 4) as i8;
+            code[32 + i] = (low[i] >> 4 | (high[i] >> (2 * c + 1) & 1) << 4) as i8;
+        }
+    }
     Block256 { d: f16_at(b, 0), dmin: f16_at(b, 2), code, scale, min }
 }

@@ -11,11 +11,15 @@ const _: () = assert!(BYTES == 210);
 
 #[inline(always)]
 pub(crate) fn decode(b: &[u8]) -> Block256 {
-    let code = std::array::from_fn(|k| {
-        let (half, sub, i) = (k / 128, k / 32 % 4, k % 32);
-        let low = b[64 * half + 32 * (sub % 2) + i] >> (4 * (sub / 2)) & 15;
-        let high = b[128 + 32 * half + i] >> (2 * sub) & 3;
-        (low | high << 4) as i8 - 32
-    });
+    let mut code = [0; 256];
+    let halves = b[..128].as_chunks::<64>().0.iter().zip(b[128..192].as_chunks::<32>().0);
+    for ((low, high), code) in halves.zip(code.as_chunks_mut::<128>().0) {
+        for i in 0..32 {
+            code[i] = (low[i] & 15 | (high[i] & 3) << 4) as i8 - 32;
+            code[32 + i] = (low[32 + i] & 15 | (high[i] >> 2 & 3) << 4) as i8 - 32;
+            code[64 + i] = (low[i] >> 4 | (high[i] >> 4 & 3) << 4) as i8 - 32;
+            code[96 + i] = (low[32 + i] >> 4 | (high[i] >> 6) << 4) as i8 - 32;
+        }
+    }
     Block256 { d: f16_at(b, 208), dmin: 0.0, code, scale: std::array::from_fn(|j| b[192 + j] as i8), min: [0; 16] }
 }

@@ -158,6 +158,12 @@ impl Client {
         self.answer_of(false)
     }
 
+    /// Reads to the end, whatever comes.
+    pub fn drain(&mut self) {
+        while self.more() {}
+        self.input.clear();
+    }
+
     /// Asserts that the server has closed, with nothing more to say.
     pub fn expect_end(&mut self) {
         while self.more() {}

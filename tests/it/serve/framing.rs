@@ -267,3 +267,39 @@ fn a_half_closed_request_is_answered_or_dropped() {
     client.stream.shutdown(std::net::Shutdown::Write).unwrap();
     client.expect_end();
 }
+
+#[test]
+fn damaged_requests_never_stop_the_server() {
+    let fake = Fake::start(hello);
+    let chunked =
+        "POST /v1/chat/completions HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n";
+    let sources = [post("/v1/chat/completions", &chat("hi").to_string()), get("/health"), chunked.to_owned()];
+    let mut state = 0x9e37_79b9_u64;
+    let mut random = |n: usize| {
+        // xorshift64: any spread of damage will do, but the same one every time.
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state % n as u64) as usize
+    };
+    for round in 0..300 {
+        let mut bytes = sources[round % sources.len()].clone().into_bytes();
+        for _ in 0..=random(4) {
+            let at = random(bytes.len());
+            match random(4) {
+                0 => bytes[at] = random(256) as u8,
+                1 if bytes.len() > 1 => drop(bytes.remove(at)),
+                2 => bytes.insert(at, b"\r\n:; \0\xff{\"0"[random(10)]),
+                _ => bytes.truncate(at.max(1)),
+            }
+        }
+        let mut client = Client::connect(fake.address());
+        // The server may refuse and close before everything is written.
+        let _ = client.stream.write_all(&bytes);
+        let _ = client.stream.shutdown(std::net::Shutdown::Write);
+        client.drain();
+    }
+    let mut client = Client::connect(fake.address());
+    client.send(get("/health"));
+    assert_eq!(client.answer().status, 200);
+}

@@ -166,7 +166,7 @@ impl Codes for Q5_1 {
 
 impl Codes for Q8_0 {
     const LAYOUT: Layout = panel::Q8_0;
-    const PREFETCH_ROWS: usize = 6;
+    const PREFETCH_ROWS: usize = 4;
     const BIAS: Option<usize> = Some(2);
     const MIN: bool = false;
     avx512! {

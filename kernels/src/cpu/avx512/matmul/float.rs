@@ -8,6 +8,7 @@ use crate::panel::{self, Layout};
 /// Widens one pair of k.
 trait Pairs {
     const LAYOUT: Layout;
+    const PREFETCH_ROWS: usize;
 
     /// Weights of k = 2i and 2i + 1.
     ///
@@ -22,6 +23,7 @@ pub(super) enum BF16 {}
 
 impl Pairs for F32 {
     const LAYOUT: Layout = panel::F32;
+    const PREFETCH_ROWS: usize = 4;
     avx512! {
     unsafe fn pair(w: *const u8, i: usize) -> [__m512; 2] {
         // SAFETY: lines of the step.
@@ -32,6 +34,7 @@ impl Pairs for F32 {
 
 impl Pairs for F16 {
     const LAYOUT: Layout = panel::F16;
+    const PREFETCH_ROWS: usize = 2;
     avx512! {
     unsafe fn pair(w: *const u8, i: usize) -> [__m512; 2] {
         // SAFETY: a line of the step.
@@ -43,6 +46,7 @@ impl Pairs for F16 {
 
 impl Pairs for BF16 {
     const LAYOUT: Layout = panel::BF16;
+    const PREFETCH_ROWS: usize = 2;
     avx512! {
     unsafe fn pair(w: *const u8, i: usize) -> [__m512; 2] {
         // SAFETY: a line of the step.
@@ -55,7 +59,7 @@ impl Pairs for BF16 {
 
 impl<P: Pairs> Step for P {
     const LAYOUT: Layout = P::LAYOUT;
-    const PREFETCH_ROWS: usize = 4;
+    const PREFETCH_ROWS: usize = P::PREFETCH_ROWS;
     type Acc = [__m512; 2];
     // SAFETY: all-zero bits are a vector of zeros.
     const ZERO: [__m512; 2] = unsafe { std::mem::zeroed() };
