@@ -81,9 +81,9 @@ pub fn sequences(reference: &Reference) -> Vec<Vec<u32>> {
     (0..4).map(|i| reference.ids(&format!("s{i}.tokens"))).collect()
 }
 
-fn evaluate(model: &Arc<Model>, reference: &Reference, options: ExecOptions) -> Output {
+fn evaluate(model: &Arc<Model>, reference: &Reference, continuation: usize, options: ExecOptions) -> Output {
     let mtp_depth = if model.program.mtp.is_some() { 3 } else { 0 };
-    let input = Input { sequences: sequences(reference), continuation: 64, mtp_depth };
+    let input = Input { sequences: sequences(reference), continuation, mtp_depth };
     eval::check(&input, model.vocab, None).unwrap();
     let limits = eval::limits(&input);
     let mut single = Single::new(CpuExecutor::new(Arc::clone(model), limits.clone(), options), &limits);
@@ -99,7 +99,8 @@ fn distance(a: &[f32], b: &[f32]) -> f32 {
 /// Float activations meet the reference in every recorded number.
 fn meets(model: &str, reference: &str) {
     let (Some(loaded), Some(r)) = (load(model), Reference::open(reference)) else { return };
-    let output = evaluate(&loaded, &r, exact());
+    let continuation = if model.contains("_K") { 24 } else { 64 };
+    let output = evaluate(&loaded, &r, continuation, exact());
     for (i, found) in output.sequences.iter().enumerate() {
         let at = |key: &str| format!("s{i}.{key}");
         let what = format!("{model}, sequence {i}");
@@ -118,7 +119,7 @@ fn meets(model: &str, reference: &str) {
         let last = r.f32(&at("logits_last"));
         assert!(distance(&found.logits_last, last.row(last.rows() - 1)) < LOGIT_LIMIT, "{what}: last logits");
         let (greedy, margin) = (r.ids(&at("greedy")), r.f32(&at("greedy_margin")).data);
-        let sure = margin.iter().position(|&m| m < MARGIN).unwrap_or(greedy.len());
+        let sure = margin.iter().position(|&m| m < MARGIN).unwrap_or(greedy.len()).min(continuation);
         assert_eq!(found.greedy[..sure], greedy[..sure], "{what}: greedy text up to the first near-tie");
         if r.has(&at("h_last")) {
             let hidden = r.f32(&at("h_last"));
@@ -152,7 +153,9 @@ fn chains(model: &Arc<Model>, r: &Reference, i: usize, what: &str) {
     let logits = r.f32(&at("mtp_logits_last"));
     let ours = &result.mtp_logits[result.mtp_logits.len() - logits.data.len()..];
     assert!(distance(ours, &logits.data) < MTP_LIMIT, "{what}: MTP logits of the prompt's last positions");
-    for g in 0..chain.rows() {
+    // One file of every model goes all the way; dequantising again for every step makes the others slow.
+    let steps = if what.contains("F32") || what.contains("Q8_0") { chain.rows() } else { 12 };
+    for g in 0..steps {
         let drafts: Vec<i32> = single.mtp(&greedy[g..=g], 3, false).draft.iter().map(|t| t.0 as i32).collect();
         assert_eq!(drafts, chain.row(g), "{what}: drafts after greedy token {g}");
         single.trunk(&greedy[g..=g], 1, Want::Nothing);
@@ -162,7 +165,7 @@ fn chains(model: &Arc<Model>, r: &Reference, i: usize, what: &str) {
 /// Quantised activations choose as a reference that quantises them too, nearly always.
 fn agrees(model: &str, reference: &str, least: f64) {
     let (Some(loaded), Some(r)) = (load(model), Reference::open(reference)) else { return };
-    let output = evaluate(&loaded, &r, integer());
+    let output = evaluate(&loaded, &r, 0, integer());
     let (mut same, mut mtp_same, mut n, mut mtp_n) = (0, 0, 0, 0);
     for (i, found) in output.sequences.iter().enumerate() {
         let ids = r.i32(&format!("s{i}.top10_ids"));
@@ -247,7 +250,7 @@ fn a_sidecar_drafts_as_the_merged_file() {
     );
     let reference = Reference::open("qwen35-tiny/ref-dequant-Q8_0.safetensors");
     let (Some(merged), Some(parts), Some(reference)) = (merged, parts, reference) else { return };
-    assert_eq!(evaluate(&merged, &reference, integer()), evaluate(&parts, &reference, integer()));
+    assert_eq!(evaluate(&merged, &reference, 64, integer()), evaluate(&parts, &reference, 64, integer()));
 }
 
 /// The probability that comes with a draft is the softmax of the block's own logits, and ends a chain below `p_min`.
@@ -286,7 +289,7 @@ fn layouts_and_ways_to_read_agree() {
     let (Some(on), Some(off)) = (with(Repack::On), with(Repack::Off)) else { return };
     let read = ModelFile::open(fixture(path).unwrap(), OpenOptions { mmap: false, ..OpenOptions::default() }).unwrap();
     let read = Arc::new(Model::load(&read, None, LoadOptions::default()).unwrap());
-    let expected = evaluate(&on, &reference, integer());
-    assert_eq!(evaluate(&off, &reference, integer()), expected);
-    assert_eq!(evaluate(&read, &reference, integer()), expected);
+    let expected = evaluate(&on, &reference, 16, integer());
+    assert_eq!(evaluate(&off, &reference, 16, integer()), expected);
+    assert_eq!(evaluate(&read, &reference, 16, integer()), expected);
 }

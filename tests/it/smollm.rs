@@ -17,7 +17,9 @@ use crate::forward::{exact, executor, integer, open};
 
 const PROMPTS: usize = 10;
 /// Prompts whose greedy text is followed with float activations, which are slow.
-const CONTINUED: usize = 3;
+const CONTINUED: usize = 2;
+/// Tokens of that text.
+const CONTINUATION: usize = 24;
 
 fn model() -> Option<(Arc<Model>, Reference)> {
     let (path, reference) = (smollm2_gguf()?, Reference::open("smollm2/smollm2.safetensors")?);
@@ -94,7 +96,7 @@ fn integer_activations_are_as_good_as_the_peers() {
 fn float_activations_meet_the_reference() {
     let Some((model, r)) = model() else { return };
     let prompts = prompts(&r);
-    let mut outputs = evaluate(&model, &prompts[..CONTINUED], 64, on_two(exact()));
+    let mut outputs = evaluate(&model, &prompts[..CONTINUED], CONTINUATION, on_two(exact()));
     outputs.extend(evaluate(&model, &prompts[CONTINUED..], 0, on_two(exact())));
     for (i, found) in outputs.iter().enumerate() {
         let at = |key: &str| format!("p{i}.dequant.{key}");
