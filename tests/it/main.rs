@@ -1,6 +1,7 @@
 //! The one integration binary.
 
 mod built_in;
+mod composite;
 mod forward;
 mod identity;
 mod schedule;

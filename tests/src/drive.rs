@@ -33,19 +33,25 @@ pub struct Subject {
 /// Tokens of a request: context of every run here.
 const CONTEXT: usize = 640;
 
+/// Code with much repetition, 270 to 560 tokens in the vocabularies at hand.
+fn long_text() -> String {
+    let function = |i: usize| format!("def step_{i}(x, y):\n    return x * {i} + y\n\n");
+    (0..16).map(function).collect()
+}
+
 impl Subject {
     /// The built-in model on two edits, as its chat template writes them, and two plain texts.
     pub fn built_in() -> Self {
         let texts = [
             "<|im_start|>user\nRename `total` to `amount` everywhere.\n```python\ndef add(total, x):\n    total = total + x\n    return total\n```<|im_end|>\n<|im_start|>assistant\n",
             "<|im_start|>user\nChange `8080` on line 2 to `9090`.\n```toml\nhost = \"local\"\nport = 8080\nmode = \"fast\"\n```<|im_end|>\n<|im_start|>assistant\n",
-            "def read(path):\n    with open(path) as handle:\n        return handle.read()\n\n\ndef write(path, text):\n    with open(path, 'w') as handle:\n        return",
+            &long_text(),
             "x",
         ];
         Self::new("built-in", ModelSource::BuiltIn, &texts, 40)
     }
 
-    /// A model file on pieces of code of very different lengths.
+    /// A model file on short pieces of code.
     pub fn file(name: &'static str, path: PathBuf, max_tokens: u32) -> Self {
         let texts = [
             "static void f(int i) {\n    for (int i = 0; i < n; i++) {\n        x[i] = y[i];\n    }\n}\n\nstatic void g(int i) {\n    for (int i = 0;",
@@ -56,13 +62,29 @@ impl Subject {
         Self::new(name, ModelSource::Path(path), &texts, max_tokens)
     }
 
+    /// The same with a prompt of several prefill chunks and two attention splits as its second.
+    pub fn with_long_prompt(mut self) -> Self {
+        let long = self.encode(&long_text());
+        self.prompts[1] = long;
+        self
+    }
+
+    /// Tokens of the longest prompt.
+    pub fn longest(&self) -> usize {
+        self.prompts.iter().map(Vec::len).max().unwrap_or(0)
+    }
+
     fn new(name: &'static str, source: ModelSource, texts: &[&str], max_tokens: u32) -> Self {
         let load = LoadOptions { repack: Repack::Auto, strict: false };
         let opened = Opened::new(&source, OpenOptions::default(), load).expect("the model of a test loads");
+        let mut out = Self { name, opened, prompts: Vec::new(), max_tokens };
+        out.prompts = texts.iter().map(|text| out.encode(text)).collect();
+        out
+    }
+
+    fn encode(&self, text: &str) -> Vec<TokenId> {
         let options = EncodeOptions { parse_special: true, add_special: false };
-        let ids = |text: &&str| opened.tokenizer.encode(text.as_bytes(), options).into_iter().map(TokenId).collect();
-        let prompts = texts.iter().map(ids).collect();
-        Self { name, opened, prompts, max_tokens }
+        self.opened.tokenizer.encode(text.as_bytes(), options).into_iter().map(TokenId).collect()
     }
 
     /// The strategies the model can serve.

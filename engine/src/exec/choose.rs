@@ -304,6 +304,14 @@ mod tests {
     #[test]
     #[should_panic(expected = "row order")]
     fn rules_out_of_order_assert() {
+        let mut trunk = work(&[(&[1], 1), (&[2], 1)], false);
+        trunk.rules.row.swap(0, 1);
+        runs(&trunk);
+    }
+
+    #[test]
+    #[should_panic(expected = "contiguous")]
+    fn a_window_with_a_gap_in_its_rules_asserts() {
         let mut trunk = work(&[(&[1, 2, 3], 1)], false);
         trunk.rules.row.swap(1, 2);
         runs(&trunk);
