@@ -1,8 +1,9 @@
 //! The eight edit prompts: target passes, accepted drafts by source and tok/s of every strategy beside `off`.
 //!
-//! `cargo bench -p engine-perf --bench edit_prompts [-- --model PATH] [--policy fixed|adaptive] [--rounds N] [--threads N]`
-//! prints CSV. Strategies are interleaved inside a round, rounds are repeated, times are medians. A row whose ids differ
-//! from `off` ends the program: its figures would be void.
+//! `cargo bench -p engine-perf --bench edit_prompts -- [--model PATH] [--policy fixed|adaptive] [--rounds N] [--threads N]
+//! [--max-tokens N]` prints CSV. Strategies are interleaved inside a round, rounds are repeated; passes and times are
+//! medians, drafts those of the first round. A row whose ids differ from `off` ends the program: its figures would be
+//! void.
 
 use std::sync::Arc;
 use std::time::Instant;
