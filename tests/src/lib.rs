@@ -1,4 +1,4 @@
-//! Fixtures, the toy model, GGUF writer presets.
+//! Fixtures, the toy model, and a driver that runs prompts through whole engines.
 
 pub mod drive;
 pub mod edits;
