@@ -11,7 +11,7 @@ use engine::limits::{
 };
 use engine::schedule::Schedule;
 
-use crate::bench::options::{KvFlag, RepackFlag};
+use crate::bench::options::{KvFlag, RepackFlag, THREADS_MAX, within};
 
 /// Context of a request where neither flag nor model asks for less.
 const CONTEXT_DEFAULT: usize = 8192;
@@ -96,7 +96,7 @@ pub struct LowArgs {
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = within(1, STEP_ROWS_MAX - 1))]
     pub parallel: usize,
     /// Workers, the first included [default: physical cores]
-    #[arg(long, short = 't', value_name = "N", value_parser = within(1, 1024))]
+    #[arg(long, short = 't', value_name = "N", value_parser = within(1, THREADS_MAX))]
     pub threads: Option<usize>,
     /// Storage of keys and values.
     #[arg(long, value_enum, default_value = "f16")]
@@ -134,13 +134,6 @@ pub struct LowArgs {
     /// A file of such keys, one per line; read again on SIGHUP.
     #[arg(long, value_name = "FILE")]
     pub api_key_file: Option<PathBuf>,
-}
-
-fn within(low: usize, high: usize) -> impl Fn(&str) -> Result<usize, String> + Clone {
-    move |text| match text.parse::<usize>() {
-        Ok(n) if (low..=high).contains(&n) => Ok(n),
-        _ => Err(format!("expected a number from {low} to {high}")),
-    }
 }
 
 /// Single-dash names of several letters, which llama-server has and clap does not know.

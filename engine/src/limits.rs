@@ -95,12 +95,19 @@ impl Limits {
         tokens.div_ceil(PAGE_TOKENS)
     }
 
+    /// About what the Ledger's tables take: per token its id, its place in the suffix index and up to two heads of
+    /// that index; per page its count and who holds it.
+    pub(crate) fn ledger_bytes(&self) -> usize {
+        let tokens = self.slots.saturating_mul(self.context).saturating_mul(16);
+        tokens.saturating_add(self.pages.saturating_mul(10))
+    }
+
     /// The usual limits for `slots` requests of `context` tokens: the pool holds all of them at once.
     pub fn new(slots: usize, context: usize) -> Self {
         Self {
             slots,
             context,
-            pages: slots * Self::pages_for(context),
+            pages: slots.saturating_mul(Self::pages_for(context)),
             step_rows: STEP_ROWS_MAX,
             prefill_chunk: STEP_ROWS_MAX,
             window_max: WINDOW_MAX_DEFAULT,

@@ -4,7 +4,7 @@
 use std::sync::{Arc, OnceLock};
 
 use engine::api::{Command, Sampling, Strategy, Submission, WindowPolicy};
-use engine::exec::{CpuExecutor, ExecOptions};
+use engine::exec::{CpuExecutor, ExecOptions, KvType, SizeError};
 use engine::ids::{Ticket, TokenId};
 use engine::limits::Limits;
 use engine::model::load::LoadOptions;
@@ -30,6 +30,19 @@ fn rig(limits: &Limits, threads: usize) -> Rig {
     let options = ExecOptions { threads, ..ExecOptions::default() };
     let executor = CpuExecutor::new(Arc::clone(&o.model), limits.clone(), options);
     Rig::of_executor(limits, Box::new(executor), Arc::clone(&o.pieces))
+}
+
+#[test]
+fn sizes_that_cannot_be_had_are_errors() {
+    let options = ExecOptions { kv_type: KvType::F32, ..ExecOptions::default() };
+    let new = |limits| CpuExecutor::try_new(Arc::clone(&opened().model), limits, options).map(|_| ());
+    assert_eq!(new(Limits::new(2, CONTEXT)), Ok(()));
+    // More than the addresses of a process, whatever the system promises beyond its memory.
+    let huge = Limits::new(15, u32::MAX as usize - 1);
+    assert!(matches!(new(huge), Err(SizeError::Memory { slots: 15, .. })));
+    for context in [0, 1, usize::MAX] {
+        assert!(matches!(new(Limits::new(511, context)), Err(SizeError::Limits(_))), "{context}");
+    }
 }
 
 fn work(strategy: Strategy, width: u8) -> Vec<Submission> {

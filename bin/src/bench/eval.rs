@@ -110,8 +110,8 @@ pub enum EvalError {
 /// Limits of an executor that can run `input`.
 pub fn limits(input: &Input) -> Limits {
     let longest = input.sequences.iter().map(Vec::len).max().unwrap_or(0);
-    let context = longest + input.continuation + input.mtp_depth as usize + 1;
-    Limits { checkpoints: 4, ..Limits::new(1, context) }
+    let context = longest.saturating_add(input.continuation).saturating_add(input.mtp_depth as usize + 1);
+    Limits { checkpoints: 4, ..Limits::new(1, context.max(2)) }
 }
 
 /// Compares an input with the model before anything runs.

@@ -4,12 +4,23 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use clap::{Args, ValueEnum};
-use engine::exec::{Activation, CpuExecutor, ExecOptions, Isa, KvType};
+use engine::exec::{Activation, CpuExecutor, ExecOptions, Isa, KvType, SizeError};
 use engine::limits::Limits;
 use engine::model::load::{LoadOptions, Repack};
 use engine::model::{Model, ModelError};
 use engine_io::text::Tokenizer;
 use engine_io::{ModelFile, OpenOptions};
+
+/// Most workers that a flag may ask for.
+pub(crate) const THREADS_MAX: usize = 1024;
+
+/// A number of a flag, from `low` to `high`.
+pub(crate) fn within(low: usize, high: usize) -> impl Fn(&str) -> Result<usize, String> + Clone {
+    move |text| match text.parse::<usize>() {
+        Ok(n) if (low..=high).contains(&n) => Ok(n),
+        _ => Err(format!("expected a number from {low} to {high}")),
+    }
+}
 
 /// Spellings of the KV types.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
@@ -41,7 +52,7 @@ pub struct RunFlags {
     #[arg(long, visible_alias = "spec-draft-model", value_name = "SIDECAR.gguf")]
     pub draft_model: Option<PathBuf>,
     /// Workers, the main thread included.
-    #[arg(long, short = 't', default_value_t = default_threads())]
+    #[arg(long, short = 't', default_value_t = default_threads(), value_parser = within(1, THREADS_MAX))]
     pub threads: usize,
     /// Storage of keys and values.
     #[arg(long, value_enum, default_value = "f16")]
@@ -106,7 +117,10 @@ impl RunFlags {
     }
 
     /// An executor of `limits` for a loaded model.
-    pub fn executor(&self, model: Arc<Model>, limits: &Limits) -> CpuExecutor {
+    ///
+    /// # Errors
+    /// If the limits are out of range or larger than the memory.
+    pub fn executor(&self, model: Arc<Model>, limits: &Limits) -> Result<CpuExecutor, SizeError> {
         let options = ExecOptions {
             kv_type: match self.kv_type {
                 KvFlag::F32 => KvType::F32,
@@ -116,6 +130,6 @@ impl RunFlags {
             threads: self.threads,
             isa: Isa::best(),
         };
-        CpuExecutor::new(model, limits.clone(), options)
+        CpuExecutor::try_new(model, limits.clone(), options)
     }
 }

@@ -59,7 +59,8 @@ pub struct Speed {
 /// Limits of an executor that can run these measurements.
 pub fn limits(flags: &SpeedFlags) -> Limits {
     let windows = REPEATS * flags.rows.len() + flags.rows.iter().copied().max().unwrap_or(0);
-    Limits { window_max: WINDOW_MAX, ..Limits::new(1, flags.prefill.max(1) + flags.decode + windows) }
+    let context = flags.prefill.max(1).saturating_add(flags.decode).saturating_add(windows);
+    Limits { window_max: WINDOW_MAX, ..Limits::new(1, context) }
 }
 
 /// Runs the measurements.

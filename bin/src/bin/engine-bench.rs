@@ -5,6 +5,7 @@ use std::process::ExitCode;
 use std::{fs, io};
 
 use clap::{Parser, Subcommand};
+use engine::exec::SizeError;
 use engine::model::MtpStatus;
 use engine_bin::bench::eval::{self, EvalFlags};
 use engine_bin::bench::ppl::{self, PplFlags};
@@ -52,6 +53,14 @@ fn refused(error: impl std::error::Error) -> Failure {
     Failure::Refused(chain(&error))
 }
 
+/// Numbers out of range are the input's fault, a lack of memory is the machine's.
+fn too_large(error: SizeError) -> Failure {
+    match error {
+        SizeError::Limits(error) => refused(error),
+        SizeError::Memory { .. } => Failure::Failed(error.to_string()),
+    }
+}
+
 fn read(path: &Path) -> Result<Vec<u8>, Failure> {
     fs::read(path).map_err(|error| Failure::Refused(format!("{}: cannot read: {error}", path.display())))
 }
@@ -92,7 +101,7 @@ fn run_eval(flags: &EvalFlags) -> Result<(), Failure> {
     };
     eval::check(&input, model.vocab, reason).map_err(refused)?;
     let limits = eval::limits(&input);
-    let mut single = Single::new(flags.run.executor(model, &limits), &limits);
+    let mut single = Single::new(flags.run.executor(model, &limits).map_err(too_large)?, &limits);
     let output = eval::evaluate(&mut single, &input);
     let failed = |error: io::Error| Failure::Failed(format!("{}: cannot write: {error}", flags.out.display()));
     let file = fs::File::create(&flags.out).map_err(failed)?;
@@ -135,7 +144,7 @@ fn run_ppl(flags: &PplFlags) -> Result<(), Failure> {
     let model = flags.run.load().map_err(refused)?;
     ppl::check(&tokens, model.vocab).map_err(refused)?;
     let limits = ppl::limits(&tokens);
-    let mut single = Single::new(flags.run.executor(model, &limits), &limits);
+    let mut single = Single::new(flags.run.executor(model, &limits).map_err(too_large)?, &limits);
     let found = ppl::perplexity(&mut single, &tokens);
     if flags.json {
         return print(&found);
@@ -147,7 +156,7 @@ fn run_ppl(flags: &PplFlags) -> Result<(), Failure> {
 fn run_speed(flags: &SpeedFlags) -> Result<(), Failure> {
     let model = flags.run.load().map_err(refused)?;
     let limits = speed::limits(flags);
-    let mut single = Single::new(flags.run.executor(model, &limits), &limits);
+    let mut single = Single::new(flags.run.executor(model, &limits).map_err(too_large)?, &limits);
     let found = speed::measure(&mut single, flags);
     if flags.json {
         return print(&found);

@@ -19,12 +19,13 @@ impl Keys {
     pub(crate) fn load(given: &[String], file: Option<&Path>) -> io::Result<Self> {
         let mut digests: Vec<[u8; 32]> = given.iter().map(|key| digest(key)).collect();
         if let Some(path) = file {
-            let text = std::fs::read_to_string(path)?;
+            let named = |e: io::Error| io::Error::new(e.kind(), format!("key file {}: {e}", path.display()));
+            let text = std::fs::read_to_string(path).map_err(named)?;
             let before = digests.len();
             let lines = text.lines().map(|line| line.trim_end_matches('\r').trim());
             digests.extend(lines.filter(|line| !line.is_empty() && !line.starts_with('#')).map(digest));
             if digests.len() == before {
-                return Err(io::Error::new(io::ErrorKind::InvalidData, "the key file holds no key"));
+                return Err(named(io::Error::new(io::ErrorKind::InvalidData, "it holds no key")));
             }
             warn_if_readable(path);
         }

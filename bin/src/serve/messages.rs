@@ -1,6 +1,8 @@
 //! Messages of a client -> messages of a template: one content string each, roles the template knows, results tied to
 //! calls. Nothing is blanked or dropped with a success status.
 
+use std::collections::{BTreeMap, HashMap, HashSet};
+
 use serde_json::{Map, Value, json};
 
 use crate::serve::error::{ApiError, quote};
@@ -156,6 +158,7 @@ fn read_content(content: &Value, at: &str, role: Role, reasoning: &mut Option<St
 fn read_calls(fields: &Fields<'_, '_>) -> Result<Vec<Call>, ApiError> {
     let Some(list) = fields.list("tool_calls")? else { return Ok(Vec::new()) };
     let mut calls: Vec<Call> = Vec::with_capacity(list.len());
+    let mut ids = HashSet::with_capacity(list.len());
     for (i, item) in list.iter().enumerate() {
         let prefix = fields.path(&format!("tool_calls[{i}]."));
         let Some(map) = item.as_object() else {
@@ -182,7 +185,7 @@ fn read_calls(fields: &Fields<'_, '_>) -> Result<Vec<Call>, ApiError> {
             }
         };
         let id = call.string("id")?.map_or_else(|| format!("call_{i}"), str::to_owned);
-        if calls.iter().any(|c| c.id == id) {
+        if !ids.insert(id.clone()) {
             return Err(ApiError::invalid_value(&call.path("id"), format!("{} names two calls", quote(&id))));
         }
         calls.push(Call { id, name: name.to_owned(), text, value });
@@ -269,47 +272,72 @@ fn merge_neighbours(messages: Vec<Message>, caps: &Caps) -> Vec<Message> {
     out
 }
 
+/// The calls of the last assistant message, and the results found for them so far.
+#[derive(Default)]
+struct Open {
+    ids: Vec<String>,
+    /// Place of each id; of equal ids the first counts.
+    rank: HashMap<String, usize>,
+    /// By rank.
+    results: BTreeMap<usize, Message>,
+}
+
+impl Open {
+    fn of(calls: &[Call]) -> Self {
+        let ids: Vec<String> = calls.iter().map(|c| c.id.clone()).collect();
+        let mut rank = HashMap::with_capacity(ids.len());
+        for (i, id) in ids.iter().enumerate() {
+            rank.entry(id.clone()).or_insert(i);
+        }
+        Self { ids, rank, results: BTreeMap::new() }
+    }
+
+    fn answer(&mut self, message: Message) -> Result<(), ApiError> {
+        let at = format!("messages[{}].tool_call_id", message.index);
+        let Some(id) = &message.answers else { return Err(ApiError::missing(&at)) };
+        let Some(&rank) = self.rank.get(id) else {
+            let text = format!("{} is no call of the preceding assistant message", quote(id));
+            return Err(ApiError::message_rule("orphan_tool_result", &at, text));
+        };
+        if self.results.contains_key(&rank) {
+            let text = format!("{} was answered already", quote(id));
+            return Err(ApiError::message_rule("duplicate_tool_result", &at, text));
+        }
+        self.results.insert(rank, message);
+        Ok(())
+    }
+
+    /// The results in call order, once every call has one; `index` is where the next message stands.
+    fn close(self, index: usize) -> Result<impl Iterator<Item = Message>, ApiError> {
+        match self.ids.iter().find(|id| !self.results.contains_key(&self.rank[*id])) {
+            Some(id) => {
+                let text = format!("the call {} has no result before this message", quote(id));
+                Err(ApiError::message_rule("missing_tool_result", &format!("messages[{index}]"), text))
+            }
+            None => Ok(self.results.into_values()),
+        }
+    }
+}
+
 /// Ties results to calls and sorts them into call order.
 fn order_results(messages: Vec<Message>) -> Result<Vec<Message>, ApiError> {
     let mut out: Vec<Message> = Vec::with_capacity(messages.len());
-    // Ids of the open assistant message's calls, and how many results already stand at the end of `out`.
-    let mut open: Vec<String> = Vec::new();
-    let mut answered: Vec<String> = Vec::new();
+    let mut open = Open::default();
+    let end = messages.last().map_or(0, |m| m.index + 1);
     for message in messages {
         if message.role == Role::Tool {
-            let at = format!("messages[{}].tool_call_id", message.index);
-            let Some(id) = message.answers.clone() else { return Err(ApiError::missing(&at)) };
-            let Some(rank) = open.iter().position(|call| *call == id) else {
-                let text = format!("{} is no call of the preceding assistant message", quote(&id));
-                return Err(ApiError::message_rule("orphan_tool_result", &at, text));
-            };
-            if answered.contains(&id) {
-                let text = format!("{} was answered already", quote(&id));
-                return Err(ApiError::message_rule("duplicate_tool_result", &at, text));
-            }
-            let place = out.len() - answered.iter().filter(|a| open.iter().position(|c| c == *a) > Some(rank)).count();
-            answered.push(id);
-            out.insert(place, message);
+            open.answer(message)?;
             continue;
         }
-        require_answers(&open, &answered, message.index)?;
-        open = message.calls.iter().map(|c| c.id.clone()).collect();
-        answered.clear();
+        let next = Open::of(&message.calls);
+        out.extend(std::mem::replace(&mut open, next).close(message.index)?);
         out.push(message);
     }
     // Calls at the very end may be unanswered only if nothing follows; a template would show them without a result.
-    let end = out.last().map_or(0, |m| m.index + 1);
-    if answered.is_empty() { Ok(out) } else { require_answers(&open, &answered, end).map(|()| out) }
-}
-
-fn require_answers(open: &[String], answered: &[String], index: usize) -> Result<(), ApiError> {
-    match open.iter().find(|id| !answered.contains(id)) {
-        Some(id) => {
-            let text = format!("the call {} has no result before this message", quote(id));
-            Err(ApiError::message_rule("missing_tool_result", &format!("messages[{index}]"), text))
-        }
-        None => Ok(()),
+    if !open.results.is_empty() {
+        out.extend(open.close(end)?);
     }
+    Ok(out)
 }
 
 fn render(message: &Message, caps: &Caps) -> Value {
@@ -441,6 +469,17 @@ mod tests {
         );
         check(json!([call(&["x"]), {"role": "user", "content": "u"}]), "missing_tool_result messages[1]");
         check(json!([call(&["x", "x"])]), "invalid_value messages[0].tool_calls[1].id");
+    }
+
+    #[test]
+    fn results_of_very_many_calls() {
+        const COUNT: usize = 16_000;
+        let ids: Vec<String> = (0..COUNT).map(|i| format!("c{i}")).collect();
+        let mut messages = vec![call(&ids.iter().map(String::as_str).collect::<Vec<_>>())];
+        messages.extend(ids.iter().rev().map(|id| json!({"role": "tool", "tool_call_id": id, "content": id})));
+        let normalised = normalise(&messages, &STRICT).unwrap();
+        let results = &normalised.messages.as_array().unwrap()[1..];
+        assert!(results.iter().map(|m| m["content"].as_str().unwrap()).eq(&ids));
     }
 
     #[test]

@@ -208,6 +208,14 @@ impl Handle {
     }
 }
 
+/// A listener; an error names the address that was asked for.
+fn bind(host: &str, port: u16) -> io::Result<TcpListener> {
+    let named = |e: io::Error| io::Error::new(e.kind(), format!("cannot listen on {host} port {port}: {e}"));
+    let no_address = || io::Error::new(io::ErrorKind::InvalidInput, "the host names no address");
+    let mut addresses = (host, port).to_socket_addrs().map_err(named)?;
+    TcpListener::bind(addresses.next().ok_or_else(no_address).map_err(named)?).map_err(named)
+}
+
 impl Server {
     /// Binds and starts to answer.
     ///
@@ -215,9 +223,7 @@ impl Server {
     /// If the address cannot be bound, or the key file cannot be used.
     pub fn start(config: Config) -> io::Result<Self> {
         let keys = Keys::load(&config.api_keys, config.api_key_file.as_deref())?;
-        let no_address = || io::Error::new(io::ErrorKind::InvalidInput, "the host names no address");
-        let address = (config.host.as_str(), config.port).to_socket_addrs()?.next().ok_or_else(no_address)?;
-        let listener = TcpListener::bind(address)?;
+        let listener = bind(&config.host, config.port)?;
         let address = listener.local_addr()?;
         let poll = Poll::new()?;
         let waker = Arc::new(Waker::new(poll.registry(), WAKER)?);

@@ -6,8 +6,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use engine::clock::Monotonic;
 use engine::engine::{EngineHandle, Settings, StartError};
-use engine::exec::{Activation, CpuExecutor, ExecOptions, Isa, KvType};
-use engine::limits::LimitsError;
+use engine::exec::{Activation, CpuExecutor, ExecOptions, Isa, KvType, SizeError};
 use engine::model::load::{LoadOptions, Repack};
 use engine::model::{Model, ModelError, MtpStatus};
 use engine::step::Executor as _;
@@ -42,9 +41,9 @@ pub enum LoadError {
     /// Flags that this model cannot meet.
     #[error("{0}")]
     Unmet(String),
-    /// Flags that contradict each other.
+    /// Flags that contradict each other, or ask for more than there is.
     #[error(transparent)]
-    Limits(#[from] LimitsError),
+    Size(#[from] SizeError),
     /// The engine.
     #[error(transparent)]
     Start(#[from] StartError),
@@ -55,8 +54,8 @@ impl LoadError {
     pub fn code(&self) -> u8 {
         match self {
             Self::File(_) | Self::Model(_) | Self::Template { .. } | Self::Unmet(_) => 3,
-            Self::Limits(_) => 2,
-            Self::Start(_) => 1,
+            Self::Size(SizeError::Limits(_)) => 2,
+            Self::Size(SizeError::Memory { .. }) | Self::Start(_) => 1,
         }
     }
 }
@@ -104,7 +103,6 @@ pub fn load(args: &ServeArgs) -> Result<(Parts, EngineHandle), LoadError> {
         tracing::warn!(context, train, "the context is longer than the model was made for");
     }
     let limits = args.limits(context);
-    limits.check()?;
     let options = ExecOptions {
         kv_type: match args.low.kv_type {
             KvFlag::F32 => KvType::F32,
@@ -114,7 +112,7 @@ pub fn load(args: &ServeArgs) -> Result<(Parts, EngineHandle), LoadError> {
         threads: args.threads,
         isa: Isa::best(),
     };
-    let executor = CpuExecutor::new(Arc::clone(&model), limits.clone(), options);
+    let executor = CpuExecutor::try_new(Arc::clone(&model), limits.clone(), options)?;
     let mtp = executor.shape().mtp;
     if let MtpStatus::Unavailable(reason) = executor.mtp_status() {
         tracing::info!(reason, "no MTP drafting");

@@ -6,7 +6,7 @@ use engine_kernels::ops::attention::{AttentionScratch, Segment, attention};
 use engine_kernels::ops::delta_net::{self, DeltaInputs, DeltaScratch, DeltaSegment, DeltaWeights, delta_net};
 use engine_kernels::ops::delta_state::DeltaLayer;
 use engine_kernels::ops::elementwise::{add, sigmoid_mul, silu_mul, split_halves};
-use engine_kernels::ops::kv_cache::KvCache;
+use engine_kernels::ops::kv_cache::{KvCache, KvType};
 use engine_kernels::ops::norm::{rms_norm, rms_norm_in_place};
 use engine_kernels::ops::rope::{Rope, RopeTable};
 use engine_kernels::{Activation, Input, InputScratch, Isa, Matrix, Pool, matmul};
@@ -57,6 +57,14 @@ pub struct Machine {
 }
 
 impl Machine {
+    /// Bytes of the caches and states of [`Self::new`]: what grows with `limits`.
+    pub fn bytes_for(model: &Model, limits: &Limits, kv_type: KvType) -> usize {
+        let program = &model.program;
+        let delta = program.delta.iter().map(|g| g.dims.layer_bytes(limits.slots, limits.window_max));
+        let rows = program.buffers.iter().map(|b| 4 * b.width * limits.step_rows);
+        delta.chain(rows).fold(KvCache::bytes_for(kv_type, &program.kv, limits.pages), usize::saturating_add)
+    }
+
     /// Buffers for `limits` and `model`.
     pub fn new(model: &Model, limits: &Limits, options: &ExecOptions, pool: Arc<Pool>) -> Self {
         let program = &model.program;

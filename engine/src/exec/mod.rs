@@ -28,7 +28,7 @@ pub use engine_kernels::ops::kv_cache::KvType;
 pub use engine_kernels::{Activation, Isa};
 
 use crate::ids::CheckpointId;
-use crate::limits::{Limits, STEP_ROWS_MAX, WINDOW_MAX};
+use crate::limits::{Limits, LimitsError, STEP_ROWS_MAX, WINDOW_MAX};
 use crate::model::{Model, MtpStatus};
 use crate::step::{Executor, Shape, Step, StepResult};
 
@@ -56,6 +56,28 @@ impl Default for ExecOptions {
     }
 }
 
+/// Why an executor cannot be had.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum SizeError {
+    /// The limits contradict each other.
+    #[error(transparent)]
+    Limits(#[from] LimitsError),
+    /// They need more memory than the system gives.
+    #[error(
+        "{slots} x {context} tokens need {} MiB of memory, more than the system gives; ask for less context or fewer \
+         requests at once",
+        bytes >> 20
+    )]
+    Memory {
+        /// Requests at once.
+        slots: usize,
+        /// Tokens of each.
+        context: usize,
+        /// What all tables and caches take.
+        bytes: usize,
+    },
+}
+
 /// A model, the payload of its sequences, and the memory of one pass.
 pub struct CpuExecutor {
     model: Arc<Model>,
@@ -68,6 +90,23 @@ pub struct CpuExecutor {
 }
 
 impl CpuExecutor {
+    /// As [`Self::new`], for limits that nobody has checked. The Ledger's share of the memory is asked for too.
+    ///
+    /// # Errors
+    /// [`SizeError`].
+    pub fn try_new(model: Arc<Model>, limits: Limits, options: ExecOptions) -> Result<Self, SizeError> {
+        limits.check()?;
+        let Limits { slots, context, .. } = limits;
+        let payload = Machine::bytes_for(&model, &limits, options.kv_type);
+        let hidden = 4 * slots * hidden_rows(&model, &limits) * model.config.d_model;
+        let bytes = payload.saturating_add(hidden).saturating_add(limits.ledger_bytes());
+        // Asked for as a whole and given back: each part alone might still fit, and a failure then ends the process.
+        match Vec::<u8>::new().try_reserve_exact(bytes) {
+            Ok(()) => Ok(Self::new(model, limits, options)),
+            Err(_) => Err(SizeError::Memory { slots, context, bytes }),
+        }
+    }
+
     /// Sizes everything for `limits`; nothing grows with traffic afterwards.
     ///
     /// # Panics
@@ -86,8 +125,7 @@ impl CpuExecutor {
         assert!(limits.window_max <= WINDOW_MAX && limits.window_max < limits.step_rows, "a window fits a step");
         let mtp = model.program.mtp.is_some();
         let recurrent = !model.program.delta.is_empty();
-        // A prefill chunk, the window after it, and the row before both.
-        let hidden_rows = if mtp { limits.prefill_chunk + limits.window_max + 2 } else { 0 };
+        let hidden_rows = hidden_rows(&model, &limits);
         let d_model = model.config.d_model;
         let shape = Shape {
             vocab: model.vocab,
@@ -144,6 +182,11 @@ impl Executor for CpuExecutor {
     fn checkpoint_bytes(&self, checkpoint: CheckpointId) -> Option<Vec<u8>> {
         self.checkpoints.get(&checkpoint).map(Checkpoint::bytes)
     }
+}
+
+/// Rows of the hidden ring: a prefill chunk, the window after it, and the row before both.
+fn hidden_rows(model: &Model, limits: &Limits) -> usize {
+    if model.program.mtp.is_some() { limits.prefill_chunk + limits.window_max + 2 } else { 0 }
 }
 
 fn elapsed_ns(since: Instant) -> u64 {

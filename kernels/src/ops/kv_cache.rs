@@ -183,9 +183,10 @@ impl KvCache {
         Self { kv_type, pages, layers }
     }
 
-    /// Bytes of a cache of this shape.
+    /// Bytes of a cache of this shape; the largest number where it is larger.
     pub fn bytes_for(kv_type: KvType, layers: &[KvGeometry], pages: usize) -> usize {
-        layers.iter().map(|layer| 2 * layer.page_len() * kv_type.bytes() * pages).sum()
+        let page: usize = layers.iter().map(|layer| 2 * layer.page_len() * kv_type.bytes()).sum();
+        page.saturating_mul(pages)
     }
 
     /// How values are stored.

@@ -143,6 +143,15 @@ fn exit_codes() {
     for usage in [&["--nonsense"][..], &["--window-min", "9", "--window-max", "8"], &["--spec-strategy", "fast"]] {
         assert_eq!(run(usage).0, Some(2), "{usage:?}");
     }
+    let (code, _, error) = run(&["--api-key-file", "no/such/keys"]);
+    assert!(code == Some(1) && error.contains("no/such/keys"), "{error}");
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = taken.local_addr().unwrap().port().to_string();
+    let (code, _, error) = run(&["--port", &port]);
+    assert!(code == Some(1) && error.contains(&port), "{error}");
+    // More than the addresses of a process.
+    let (code, _, error) = run(&["--ctx-size", "4000000000", "--parallel", "15", "--kv-type", "f32"]);
+    assert!(code == Some(1) && error.contains("15 x 4000000000 tokens"), "{error}");
     let (code, _, error) = run(&["--model", "no/such/file.gguf"]);
     assert!(code == Some(3) && error.contains("no/such/file.gguf"), "{error}");
     let folder = tempfile::tempdir().unwrap();

@@ -4,7 +4,7 @@ use std::time::SystemTime;
 
 use serde_json::{Map, Value, json};
 
-use super::{ChatTemplate, RenderInput};
+use super::{ChatTemplate, RenderInput, TemplateError};
 
 /// How a model writes tool calls.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -97,7 +97,10 @@ impl Probe<'_> {
 }
 
 /// Probes a template.
-pub(super) fn probe(template: &ChatTemplate) -> TemplateFacts {
+///
+/// # Errors
+/// If it runs too long, or writes too much, on a single message.
+pub(super) fn probe(template: &ChatTemplate) -> Result<TemplateFacts, TemplateError> {
     let p = Probe { template };
     let source = template.source();
     let user = json!({"role": "user", "content": "probe_user"});
@@ -124,6 +127,17 @@ pub(super) fn probe(template: &ChatTemplate) -> TemplateFacts {
     let tools = json!([{"type": "function", "function": {"name": "probe_tool", "description": "probe",
         "parameters": {"type": "object", "properties": {"probe_key": {"type": "string"}}, "required": ["probe_key"]}}}]);
     let just_user = json!([user]);
+    let input = RenderInput {
+        messages: &just_user,
+        tools: None,
+        add_generation_prompt: true,
+        kwargs: &Map::new(),
+        now: SystemTime::UNIX_EPOCH,
+    };
+    // Other errors may be what the template thinks of this conversation.
+    if let Err(error @ (TemplateError::Fuel { .. } | TemplateError::Output { .. })) = template.render(&input) {
+        return Err(error);
+    }
 
     let object_calls = calls(&[("probe_call", &object)]);
     let string_calls = calls(&[("probe_call", &text)]);
@@ -145,7 +159,7 @@ pub(super) fn probe(template: &ChatTemplate) -> TemplateFacts {
     let (on, off) = (thinking(true), thinking(false));
     let sample = if object_arguments { p.plain(&object_calls) } else { p.plain(&string_calls) };
 
-    TemplateFacts {
+    Ok(TemplateFacts {
         system: p.shows(&json!([system, user]), &["probe_system", "probe_user"]),
         system_anywhere: p.shows(&json!([user, assistant, system, user]), &["probe_system"]),
         developer: source.contains("developer"),
@@ -168,7 +182,7 @@ pub(super) fn probe(template: &ChatTemplate) -> TemplateFacts {
         opens_think: opens(&base),
         opens_think_when_off: opens(&off),
         tool_style: tool_style(sample.as_deref(), source),
-    }
+    })
 }
 
 /// The style of a rendered call of `probe_call`; of a template that renders none, what its text says about calls.

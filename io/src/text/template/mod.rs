@@ -10,8 +10,8 @@ mod json;
 mod scan;
 mod strftime;
 
-use std::io;
 use std::time::SystemTime;
+use std::{io, thread};
 
 use minijinja::value::Serde;
 use minijinja::{Environment, Error, ErrorKind, Value};
@@ -41,6 +41,11 @@ impl Default for TemplateLimits {
 /// Longest message taken over from a template, in characters.
 const MESSAGE_CHARS_MAX: usize = 512;
 const NAME: &str = "chat";
+/// Fuel of one probe at load: a thousand times what a template of the field needs for the few messages of it.
+const PROBE_FUEL: u64 = 2_000_000;
+/// Stack of the thread that compiles: the compiler goes down a level for every operator of a chain, and the scan
+/// bounds their number.
+const COMPILE_STACK: usize = 128 << 20;
 
 /// Why a template cannot be used or a conversation cannot be rendered.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -147,15 +152,11 @@ impl ChatTemplate {
     /// Compiles a template for a tokenizer, looks for names that do not exist, and probes what it can do.
     ///
     /// # Errors
-    /// [`TemplateError::Compile`], [`TemplateError::Unsupported`].
+    /// [`TemplateError::Compile`], [`TemplateError::Unsupported`], and [`TemplateError::Fuel`] or
+    /// [`TemplateError::Output`] of a template that runs away on a single message.
     pub fn new(source: &str, tokenizer: &Tokenizer, limits: TemplateLimits) -> Result<Self, TemplateError> {
-        let mut environment = environment::new(limits.fuel);
-        environment.add_template_owned(NAME, scan::without_generation_tags(source)).map_err(|e| {
-            TemplateError::Compile {
-                line: e.line().unwrap_or(0),
-                message: shorten(e.detail().unwrap_or("syntax error")),
-            }
-        })?;
+        let probing = TemplateLimits { fuel: limits.fuel.min(PROBE_FUEL), ..limits };
+        let environment = compile(scan::without_generation_tags(source), probing.fuel)?;
         let names = scan::unsupported(source, &environment);
         if !names.is_empty() {
             return Err(TemplateError::Unsupported { names });
@@ -170,10 +171,12 @@ impl ChatTemplate {
             special: vocab.special.clone(),
             bos: text(vocab.ids.bos),
             eos: text(vocab.ids.eos),
-            limits,
+            limits: probing,
             facts: TemplateFacts::default(),
         };
-        template.facts = facts::probe(&template);
+        template.facts = facts::probe(&template)?;
+        template.environment.set_fuel(Some(limits.fuel));
+        template.limits = limits;
         Ok(template)
     }
 
@@ -218,6 +221,25 @@ impl ChatTemplate {
         let marked = String::from_utf8(output.bytes).expect("templates write strings");
         Ok(Rendered { marked })
     }
+}
+
+/// An environment that holds the template.
+fn compile(source: String, fuel: u64) -> Result<Environment<'static>, TemplateError> {
+    if let Some(message) = scan::too_deep(&source) {
+        return Err(TemplateError::Compile { line: 0, message });
+    }
+    let work = move || {
+        let mut environment = environment::new(fuel);
+        let done = environment.add_template_owned(NAME, source);
+        done.map(|()| environment).map_err(|e| TemplateError::Compile {
+            line: e.line().unwrap_or(0),
+            message: shorten(e.detail().unwrap_or("syntax error")),
+        })
+    };
+    let thread = thread::Builder::new().name("template".to_owned()).stack_size(COMPILE_STACK).spawn(work);
+    let failed = |message: String| TemplateError::Compile { line: 0, message };
+    let thread = thread.map_err(|e| failed(format!("no thread to compile on: {e}")))?;
+    thread.join().unwrap_or_else(|_| Err(failed("the compiler failed".to_owned())))
 }
 
 /// Takes what a template writes, up to a limit.

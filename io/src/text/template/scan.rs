@@ -145,6 +145,20 @@ fn block<'a>(mut rest: &'a str, close: char, out: &mut Vec<Token<'a>>) -> &'a st
     rest
 }
 
+/// Most tokens of one `{{ }}` or `{% %}`, and most `elif` of a template.
+const CHAIN_MAX: usize = 4096;
+
+/// What a template has too much of for a compiler that recurses over it; `None` when it may be compiled.
+pub(super) fn too_deep(source: &str) -> Option<String> {
+    let tokens = tokens(source);
+    let longest = tokens.split(|t| *t == Token::Mark(';')).map(<[_]>::len).max().unwrap_or(0);
+    if longest > CHAIN_MAX {
+        return Some(format!("a block of {longest} tokens; {CHAIN_MAX} are the most"));
+    }
+    let branches = tokens.iter().filter(|t| **t == Token::Name("elif")).count();
+    (branches > CHAIN_MAX).then(|| format!("{branches} elif branches; {CHAIN_MAX} are the most"))
+}
+
 /// The names a template uses and this environment lacks, each with its kind.
 pub(super) fn unsupported(source: &str, env: &Environment<'_>) -> Vec<String> {
     use Token::{Mark, Name};

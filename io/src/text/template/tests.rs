@@ -236,10 +236,46 @@ fn faults_of_the_text_are_found_at_load() {
 
 #[test]
 fn endless_templates_run_out_of_fuel_or_room() {
+    let load = |source: &str| ChatTemplate::new(source, &tokenizer(), LIMITS).unwrap_err();
     let loops = "{% for a in range(9999) %}{% for b in range(9999) %}{% set c = a * b %}{% endfor %}{% endfor %}";
-    assert_eq!(render(loops, json!([])).unwrap_err(), TemplateError::Fuel { fuel: LIMITS.fuel });
     let writes = "{% for a in range(2000) %}{{ 'x' * 1000 }}{% endfor %}";
-    assert_eq!(render(writes, json!([])).unwrap_err(), TemplateError::Output { max: LIMITS.output_bytes });
+    // At load, or when they meet the one conversation that sets them off.
+    assert_eq!(load(loops), TemplateError::Fuel { fuel: LIMITS.fuel });
+    assert_eq!(load(writes), TemplateError::Output { max: LIMITS.output_bytes });
+    let on_empty =
+        |source: &str| render(&format!("{{% if not messages %}}{source}{{% endif %}}"), json!([])).unwrap_err();
+    assert_eq!(on_empty(loops), TemplateError::Fuel { fuel: LIMITS.fuel });
+    assert_eq!(on_empty(writes), TemplateError::Output { max: LIMITS.output_bytes });
+}
+
+#[test]
+fn chains_are_compiled_or_refused_at_any_length() {
+    for length in [1, 100, 1000, 100_000] {
+        for (start, link, end) in [
+            ("{{ 1", "+1", " }}"),
+            ("{{ ", "not ", "1 }}"),
+            ("{{ ", "-", "1 }}"),
+            ("{{ ", "(", "1 }}"),
+            ("{{ ", "[", "1 }}"),
+            ("{{ a", ".b", " }}"),
+            ("{{ 1", "|string", " }}"),
+            ("{{ 1", " if 1 else 2", " }}"),
+            ("{{ 1", "~1", " }}"),
+            ("{{ 1", " and 1", " }}"),
+            ("{{ 2", "**2", " }}"),
+            ("{{ 'a'", "['a']", " }}"),
+            ("", "{% if 1 %}", ""),
+            ("{% if 0 %}", "{% elif 0 %}", "{% endif %}"),
+            ("", "{% for a in b %}", ""),
+        ] {
+            let source = format!("{start}{}{end}", link.repeat(length));
+            let done = ChatTemplate::new(&source, &tokenizer(), LIMITS);
+            if let Err(error) = done {
+                let refused = matches!(error, TemplateError::Compile { .. } | TemplateError::Fuel { .. });
+                assert!(refused, "{link}, {length} times: {error:?}");
+            }
+        }
+    }
 }
 
 #[test]
