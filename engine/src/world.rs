@@ -9,7 +9,7 @@ use crate::api::{Command, Event};
 use crate::clock::Clock;
 use crate::cost::{COST_ROWS, Cost};
 use crate::ids::{Slot, StateSlot, Ticket, TokenId};
-use crate::limits::{Limits, LimitsError};
+use crate::limits::{Limits, LimitsError, MTP_TOKENS_DEFAULT};
 use crate::metrics::{Metrics, SlotView, Snapshot};
 use crate::pieces::Pieces;
 use crate::rules::History;
@@ -306,8 +306,8 @@ impl World {
                     step,
                     result,
                 );
-                l.metrics.executor_ns[0] += result.times.mtp_ns;
-                self.step_ns += result.times.mtp_ns;
+                l.metrics.executor_ns[0] += result.times.fill_ns + result.times.draft_ns;
+                self.step_ns += result.times.fill_ns + result.times.draft_ns;
             }
             System::ExtendSuffix => systems::extend_suffix::extend_suffix(
                 &l.requests,
@@ -428,7 +428,7 @@ impl World {
         self.ledger.fork(from, ticket, choice, &mut self.step.ops)
     }
 
-    /// Measures what trunk passes of a few rows take, for the adaptive window. Runs throw-away passes on row 0.
+    /// Measures what trunk passes of a few rows and an MTP chain take, for the adaptive window. Runs throw-away passes on row 0.
     ///
     /// # Panics
     /// If a request is live.
@@ -467,6 +467,26 @@ impl World {
                 best = best.min(result.times.trunk_ns + result.times.choose_ns);
             }
             l.cost.set_trunk(rows, best);
+        }
+        if l.shape.mtp {
+            let depth = MTP_TOKENS_DEFAULT.min(most);
+            let mut best = u64::MAX;
+            for _ in 0..2 {
+                *step = Step::default();
+                step.ops.push(SlotOp::Reset { state: StateSlot(0) });
+                let mtp = &mut step.mtp;
+                mtp.state.push(StateSlot(0));
+                mtp.position.push(0);
+                mtp.depth.push(depth as u32);
+                mtp.p_min.push(0.0);
+                mtp.token.push(TokenId(0));
+                mtp.token_start.extend([0, 1]);
+                mtp.page.extend_from_slice(l.pages.table(Slot(0)));
+                mtp.page_start.extend([0, mtp.page.len() as u32]);
+                executor.run(step, result);
+                best = best.min(result.times.draft_ns);
+            }
+            l.cost.observe_draft(depth, best);
         }
         *step = Step::default();
         result.clear();

@@ -754,6 +754,34 @@ fn speculation_that_pays_is_widened() {
 }
 
 #[test]
+fn a_long_prompt_does_not_turn_speculation_down() {
+    // The cache of the whole prompt is caught up in front of the first chain; that is not what a chain costs.
+    let config = ToyConfig {
+        mtp_accuracy: 1000,
+        hidden_rows: 512,
+        cost: (1000, 20, 20),
+        fill_cost: 1000,
+        ..ToyConfig::default()
+    };
+    let prompt: Vec<u32> = (0..400).map(|i| i * 7 % 31).collect();
+    for calibrated in [false, true] {
+        let mut rig = Rig::new(&Limits::new(1, 1024), config.clone());
+        if calibrated {
+            rig.world.calibrate();
+            assert_eq!(rig.world.ledger.cost.draft(3), 60.0, "a chain is measured before the first request");
+        }
+        let s = submission(0, &prompt, 200, adaptive(Strategy::Mtp));
+        rig.submit(&s);
+        rig.settle();
+        rig.assert_reference(&s);
+        let r = rig.of(0).report.as_ref().unwrap();
+        assert_eq!(r.turned_down, None, "{r:?}");
+        assert!(r.completion_tokens > 3 * r.steps, "{r:?}");
+        assert_eq!(r.mtp_draft_ns, 20 * r.mtp.proposed, "{r:?}");
+    }
+}
+
+#[test]
 fn times_are_ordered() {
     let rig = run_one(ToyConfig::default(), &Limits::new(1, 128), &greedy(0, Strategy::MtpSuffix, 6, 50));
     let r = rig.of(0).report.as_ref().unwrap();
