@@ -31,11 +31,11 @@ use crate::tick::System;
 /// Where the engine stands on its way out.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Life {
-    /// Finish what runs, take nothing new.
+    /// Finish what runs, refuse what waits, take nothing new.
     pub draining: bool,
     /// End now.
     pub stopping: bool,
-    /// Nobody can send a command any more.
+    /// Nobody can send a command any more: finish what is here.
     pub orphan: bool,
 }
 
@@ -203,8 +203,8 @@ pub struct World {
     shared: Arc<Mutex<Snapshot>>,
     /// Something happened in the tick in progress.
     moved: bool,
-    /// The step's own time in the last tick, as the Executor saw it; 0 when nothing ran.
-    step_ns: u64,
+    /// What [`World::decode_ns`] tells.
+    decode_ns: u64,
 }
 
 impl World {
@@ -226,7 +226,7 @@ impl World {
             events,
             shared: Arc::default(),
             moved: false,
-            step_ns: 0,
+            decode_ns: 0,
         }
     }
 
@@ -242,11 +242,11 @@ impl World {
         let executor = executor.as_mut();
         match system {
             System::Intake => {
-                self.step_ns = 0;
                 self.moved = systems::intake::intake(
                     &self.inbox,
                     &mut l.waiting,
                     &mut l.requests,
+                    &mut l.pages,
                     &mut l.outbox,
                     &mut l.life,
                     &mut l.metrics,
@@ -307,7 +307,7 @@ impl World {
                     result,
                 );
                 l.metrics.executor_ns[0] += result.times.fill_ns + result.times.draft_ns;
-                self.step_ns += result.times.fill_ns + result.times.draft_ns;
+                self.decode_ns = result.times.draft_ns;
             }
             System::ExtendSuffix => systems::extend_suffix::extend_suffix(
                 &l.requests,
@@ -337,7 +337,9 @@ impl World {
                     step,
                     result,
                 );
-                self.step_ns += result.times.trunk_ns + result.times.choose_ns;
+                let prompt = step.trunk.source.first() == Some(&Source::Prompt);
+                let pass_ns = result.times.trunk_ns + result.times.choose_ns;
+                self.decode_ns = if prompt || pass_ns == 0 { 0 } else { self.decode_ns + pass_ns };
             }
             System::Commit => {
                 systems::commit::commit(
@@ -380,9 +382,9 @@ impl World {
         self.clock.as_ref()
     }
 
-    /// Time of the last tick's step as the Executor saw it; 0 when nothing ran.
-    pub fn step_ns(&self) -> u64 {
-        self.step_ns
+    /// Time of the last tick's chains and pass as the Executor saw it; 0 when nothing ran or a prompt took part.
+    pub fn decode_ns(&self) -> u64 {
+        self.decode_ns
     }
 
     /// Whether the last tick changed anything. If not, the next one will not either, until a command comes or the
@@ -396,7 +398,8 @@ impl World {
         let l = &self.ledger;
         let empty = l.requests.live.is_empty() && l.waiting.is_empty() && l.outbox.is_empty();
         // Orphaned rows that wait for a Resume wait in vain.
-        l.life.stopping || (l.life.draining && (empty || (l.life.orphan && !self.moved && l.outbox.is_empty())))
+        let in_vain = l.life.orphan && !self.moved && l.outbox.is_empty();
+        l.life.stopping || in_vain || (empty && (l.life.draining || l.life.orphan))
     }
 
     /// Between ticks: sleeps until something can happen. Checks the world first, as there is time.

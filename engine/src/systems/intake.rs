@@ -1,4 +1,7 @@
-//! intake: a bounded drain of the inbox. Leaves true: nothing unbounded was done; a cancelled row takes no further part.
+//! intake: a bounded drain of the inbox. Refusals are its own: what cannot be served never waits, and once a drain is
+//! asked for, what waits is refused as far as the outbox has room.
+//! Leaves true: nothing unbounded was done; a cancelled row takes no further part and holds no page; while draining,
+//! somebody waits only if the outbox is full (and then nobody is admitted either).
 
 use crossbeam::channel::{Receiver, TryRecvError};
 
@@ -8,6 +11,7 @@ use crate::limits::Limits;
 use crate::metrics::Metrics;
 use crate::step::Shape;
 use crate::tables::outbox::Outbox;
+use crate::tables::pages::Pages;
 use crate::tables::requests::{Phase, Requests};
 use crate::tables::waiting::Waiting;
 use crate::world::Life;
@@ -21,6 +25,7 @@ pub fn intake(
     inbox: &Receiver<Command>,
     waiting: &mut Waiting,
     requests: &mut Requests,
+    pages: &mut Pages,
     outbox: &mut Outbox,
     life: &mut Life,
     metrics: &mut Metrics,
@@ -38,8 +43,6 @@ pub fn intake(
             Err(TryRecvError::Empty) => break,
             Err(TryRecvError::Disconnected) => {
                 life.orphan = true;
-                // Nobody can submit any more: finish what is here.
-                life.draining = true;
                 break;
             }
         };
@@ -52,18 +55,20 @@ pub fn intake(
                     outbox.push(Event::Refused { ticket: submission.ticket, error });
                 }
             },
-            Command::Cancel(ticket) => cancel(ticket, waiting, requests, outbox, metrics),
+            Command::Cancel(ticket) => cancel(ticket, waiting, requests, pages, outbox, metrics),
             Command::Pause(ticket) => set_paused(requests, ticket, true),
             Command::Resume(ticket) => set_paused(requests, ticket, false),
-            Command::Drain => {
-                life.draining = true;
-                while let Some((submission, _)) = waiting.pop() {
-                    metrics.refused += 1;
-                    outbox.push(Event::Refused { ticket: submission.ticket, error: AdmitError::Draining });
-                }
-            }
+            Command::Drain => life.draining = true,
             Command::Stop => life.stopping = true,
         }
+    }
+    while life.draining
+        && outbox.has_room()
+        && let Some((submission, _)) = waiting.pop()
+    {
+        any = true;
+        metrics.refused += 1;
+        outbox.push(Event::Refused { ticket: submission.ticket, error: AdmitError::Draining });
     }
     any
 }
@@ -74,7 +79,14 @@ fn set_paused(requests: &mut Requests, ticket: Ticket, paused: bool) {
     }
 }
 
-fn cancel(ticket: Ticket, waiting: &mut Waiting, requests: &mut Requests, outbox: &mut Outbox, metrics: &mut Metrics) {
+fn cancel(
+    ticket: Ticket,
+    waiting: &mut Waiting,
+    requests: &mut Requests,
+    pages: &mut Pages,
+    outbox: &mut Outbox,
+    metrics: &mut Metrics,
+) {
     if waiting.remove(ticket) {
         metrics.cancelled.queued += 1;
         return;
@@ -89,6 +101,8 @@ fn cancel(ticket: Ticket, waiting: &mut Waiting, requests: &mut Requests, outbox
     };
     *counter += 1;
     *phase = Phase::Done;
+    // Now, so that nobody is preempted for pages that are about to be free.
+    pages.truncate(slot, 0);
     outbox.forget(slot, ticket);
 }
 

@@ -205,7 +205,7 @@ fn claim(
 
 /// Who loses its pages to `slot`: a stalled row if there is one, else the youngest row behind it.
 fn victim(slot: Slot, requests: &Requests, pages: &Pages) -> Option<Slot> {
-    let holds = |s: &Slot| *s != slot && pages.blocks(*s) > 0 && requests.phase[s.index()] != Phase::Done;
+    let holds = |s: &Slot| *s != slot && pages.blocks(*s) > 0;
     let stalled = |s: &Slot| requests.phase[s.index()] == Phase::Decode && requests.stalled(*s);
     let young_first = || requests.live.iter().rev().copied();
     young_first()
