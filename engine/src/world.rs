@@ -3,14 +3,12 @@
 use std::sync::Arc;
 
 use crossbeam::channel::{Receiver, Select, Sender};
-use parking_lot::Mutex;
 
 use crate::api::{Command, Event};
 use crate::clock::Clock;
 use crate::cost::{COST_ROWS, Cost};
 use crate::ids::{Slot, StateSlot, Ticket, TokenId};
 use crate::limits::{Limits, LimitsError, MTP_TOKENS_DEFAULT};
-use crate::metrics::{Metrics, SlotView, Snapshot};
 use crate::pieces::Pieces;
 use crate::rules::History;
 use crate::step::{Executor, Filters, NO_LOGPROBS, Shape, SlotOp, Source, Step, StepResult};
@@ -58,7 +56,6 @@ pub struct Ledger {
     pub plans: Plans,
     pub windows: Windows,
     pub outbox: Outbox,
-    pub metrics: Metrics,
     pub cost: Cost,
     history: History,
     draft: Vec<TokenId>,
@@ -89,7 +86,6 @@ impl Ledger {
             plans: Plans::new(slots),
             windows: Windows::new(slots, limits.window_max),
             outbox: Outbox::new(slots, limits.events),
-            metrics: Metrics::default(),
             cost: Cost::default(),
             history: History::new(shape.vocab),
             draft: Vec::new(),
@@ -154,37 +150,6 @@ impl Ledger {
             assert!(self.windows.draft_len(row) <= self.limits.window_max);
         }
     }
-
-    fn snapshot(&self, out: &mut Snapshot, now_ns: u64) {
-        let r = &self.requests;
-        out.metrics.clone_from(&self.metrics);
-        out.waiting = self.waiting.len();
-        out.running = r.live.len();
-        out.stalled = r.live.iter().filter(|s| r.stalled(**s)).count();
-        out.pages_free = self.pages.free_len();
-        out.pages = self.pages.len();
-        out.draining = self.life.draining;
-        out.now_ns = now_ns;
-        out.slots.clear();
-        out.slots.extend((0..r.slots()).map(|s| {
-            let slot = Slot(s as u32);
-            let used = r.phase[s] != Phase::Free;
-            SlotView {
-                request: used.then(|| r.id(slot)),
-                phase: r.phase[s],
-                stalled: used && r.stalled(slot),
-                prompt_len: if used { r.prompt_len[s] } else { 0 },
-                kv_len: if used { r.kv_len[s] } else { 0 },
-                completion_len: if used { r.completion_len(slot) } else { 0 },
-                max_tokens: if used { r.max_tokens[s] } else { 0 },
-                strategy: r.speculation[s].strategy,
-                window: self.plans.width[s],
-                windows: self.counters.report[s].windows,
-                accepted: self.counters.report[s].total.accepted,
-                admitted_ns: r.admitted_ns[s],
-            }
-        }));
-    }
 }
 
 /// Everything a tick touches. Whoever holds it is the only writer.
@@ -200,7 +165,6 @@ pub struct World {
     clock: Box<dyn Clock>,
     inbox: Receiver<Command>,
     events: Sender<Event>,
-    shared: Arc<Mutex<Snapshot>>,
     /// Something happened in the tick in progress.
     moved: bool,
     /// What [`World::decode_ns`] tells.
@@ -224,15 +188,9 @@ impl World {
             clock,
             inbox,
             events,
-            shared: Arc::default(),
             moved: false,
             decode_ns: 0,
         }
-    }
-
-    /// The copy of the metrics that others may read; written once a tick.
-    pub fn shared(&self) -> Arc<Mutex<Snapshot>> {
-        Arc::clone(&self.shared)
     }
 
     /// Runs one system.
@@ -249,7 +207,6 @@ impl World {
                     &mut l.pages,
                     &mut l.outbox,
                     &mut l.life,
-                    &mut l.metrics,
                     &l.limits,
                     &l.shape,
                     clock.now_ns(),
@@ -267,7 +224,6 @@ impl World {
                     &mut l.counters,
                     &mut l.outbox,
                     &mut step.ops,
-                    &mut l.metrics,
                     clock.now_ns(),
                 );
             }
@@ -284,7 +240,6 @@ impl World {
                 &mut l.plans,
                 &mut l.windows,
                 &mut step.ops,
-                &mut l.metrics,
                 &l.cost,
                 &l.limits,
                 &l.shape,
@@ -306,7 +261,6 @@ impl World {
                     step,
                     result,
                 );
-                l.metrics.executor_ns[0] += result.times.fill_ns + result.times.draft_ns;
                 self.decode_ns = result.times.draft_ns;
             }
             System::ExtendSuffix => systems::extend_suffix::extend_suffix(
@@ -331,7 +285,6 @@ impl World {
                     &l.windows,
                     &mut l.history,
                     &mut l.cost,
-                    &mut l.metrics,
                     &l.pieces,
                     executor,
                     step,
@@ -361,18 +314,11 @@ impl World {
                 );
                 step.trunk.clear();
             }
-            System::Retire => systems::retire::retire(
-                &mut l.requests,
-                &mut l.pages,
-                &mut l.counters,
-                &mut l.outbox,
-                &mut l.metrics,
-                clock.now_ns(),
-            ),
+            System::Retire => {
+                systems::retire::retire(&mut l.requests, &mut l.pages, &mut l.counters, &mut l.outbox, clock.now_ns())
+            }
             System::Emit => {
                 self.moved |= systems::emit::emit(&mut l.requests, &mut l.outbox, &mut l.life, &self.events);
-                l.metrics.ticks += 1;
-                l.snapshot(&mut self.shared.lock(), clock.now_ns());
             }
         }
     }

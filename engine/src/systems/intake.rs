@@ -8,7 +8,6 @@ use crossbeam::channel::{Receiver, TryRecvError};
 use crate::api::{AdmitError, Command, Event, Submission};
 use crate::ids::Ticket;
 use crate::limits::Limits;
-use crate::metrics::Metrics;
 use crate::step::Shape;
 use crate::tables::outbox::Outbox;
 use crate::tables::pages::Pages;
@@ -28,7 +27,6 @@ pub fn intake(
     pages: &mut Pages,
     outbox: &mut Outbox,
     life: &mut Life,
-    metrics: &mut Metrics,
     limits: &Limits,
     shape: &Shape,
     now_ns: u64,
@@ -51,11 +49,10 @@ pub fn intake(
             Command::Submit(submission) => match refusal(&submission, waiting, life, limits, shape) {
                 None => waiting.push(submission, now_ns),
                 Some(error) => {
-                    metrics.refused += 1;
                     outbox.push(Event::Refused { ticket: submission.ticket, error });
                 }
             },
-            Command::Cancel(ticket) => cancel(ticket, waiting, requests, pages, outbox, metrics),
+            Command::Cancel(ticket) => cancel(ticket, waiting, requests, pages, outbox),
             Command::Pause(ticket) => set_paused(requests, ticket, true),
             Command::Resume(ticket) => set_paused(requests, ticket, false),
             Command::Drain => life.draining = true,
@@ -67,7 +64,6 @@ pub fn intake(
         && let Some((submission, _)) = waiting.pop()
     {
         any = true;
-        metrics.refused += 1;
         outbox.push(Event::Refused { ticket: submission.ticket, error: AdmitError::Draining });
     }
     any
@@ -79,28 +75,13 @@ fn set_paused(requests: &mut Requests, ticket: Ticket, paused: bool) {
     }
 }
 
-fn cancel(
-    ticket: Ticket,
-    waiting: &mut Waiting,
-    requests: &mut Requests,
-    pages: &mut Pages,
-    outbox: &mut Outbox,
-    metrics: &mut Metrics,
-) {
+fn cancel(ticket: Ticket, waiting: &mut Waiting, requests: &mut Requests, pages: &mut Pages, outbox: &mut Outbox) {
     if waiting.remove(ticket) {
-        metrics.cancelled.queued += 1;
         return;
     }
     // A ticket that is unknown has finished already: its last event is on the way.
     let Some(slot) = requests.find(ticket) else { return };
-    let phase = &mut requests.phase[slot.index()];
-    let counter = match *phase {
-        Phase::Prefill | Phase::Preempted => &mut metrics.cancelled.prefill,
-        _ if requests.paused[slot.index()] || requests.blocked[slot.index()] => &mut metrics.cancelled.stalled,
-        _ => &mut metrics.cancelled.decode,
-    };
-    *counter += 1;
-    *phase = Phase::Done;
+    requests.phase[slot.index()] = Phase::Done;
     // Now, so that nobody is preempted for pages that are about to be free.
     pages.truncate(slot, 0);
     outbox.forget(slot, ticket);
