@@ -4,13 +4,11 @@ use std::sync::Arc;
 use std::thread::{Builder, JoinHandle};
 
 use crossbeam::channel::{Receiver, Sender, bounded};
-use parking_lot::Mutex;
 
 use crate::api::{Command, Event};
 use crate::clock::Clock;
 use crate::cost::Cost;
 use crate::limits::{Limits, LimitsError};
-use crate::metrics::Snapshot;
 use crate::pieces::Pieces;
 use crate::schedule::{self, Dead, Schedule};
 use crate::step::Executor;
@@ -44,21 +42,10 @@ pub struct EngineHandle {
     pub commands: Sender<Command>,
     /// Events from it; bounded. Disconnects when the engine has ended, however it did.
     pub events: Receiver<Event>,
-    shared: Arc<Mutex<Snapshot>>,
     thread: JoinHandle<Result<(), Dead>>,
 }
 
 impl EngineHandle {
-    /// Gauges and totals as of the last tick.
-    pub fn snapshot(&self) -> Snapshot {
-        self.shared.lock().clone()
-    }
-
-    /// The cell that [`Self::snapshot`] reads, for other threads.
-    pub fn shared(&self) -> Arc<Mutex<Snapshot>> {
-        Arc::clone(&self.shared)
-    }
-
     /// Whether the engine's threads are gone. [`Self::join`] tells why.
     pub fn is_finished(&self) -> bool {
         self.thread.is_finished()
@@ -96,7 +83,6 @@ pub fn start(
     let (commands, inbox) = bounded(limits.waiting + 4 * limits.slots + 64);
     let (sender, events) = bounded(limits.events);
     let mut world = Box::new(World::new(ledger, executor, clock, inbox, sender));
-    let shared = world.shared();
     let run = move || {
         if measured {
             world.calibrate();
@@ -104,5 +90,5 @@ pub fn start(
         schedule::run(world, settings.schedule)
     };
     let thread = Builder::new().name(Thread::Commit.name().to_owned()).spawn(run).map_err(StartError::Thread)?;
-    Ok(EngineHandle { commands, events, shared, thread })
+    Ok(EngineHandle { commands, events, thread })
 }

@@ -9,7 +9,6 @@ pub mod engine;
 pub mod exec;
 pub mod ids;
 pub mod limits;
-pub mod metrics;
 pub mod model;
 pub mod pieces;
 pub mod policy;

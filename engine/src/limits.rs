@@ -43,7 +43,7 @@ pub struct Limits {
     pub step_rows: usize,
     /// Most prompt rows of one request in one pass.
     pub prefill_chunk: usize,
-    /// Most drafts of a window, at most [`WINDOW_MAX`]; also the capacity of the ingredient log.
+    /// Most drafts of a window, at most [`WINDOW_MAX`] and less than `step_rows`; also the capacity of the ingredient log.
     pub window_max: usize,
     /// Submissions that wait for admission.
     pub waiting: usize,
@@ -85,7 +85,7 @@ impl Limits {
         range("pages", self.pages, Self::pages_for(self.context), ids)?;
         range("step_rows", self.step_rows, self.slots + 1, STEP_ROWS_MAX)?;
         range("prefill_chunk", self.prefill_chunk, 1, STEP_ROWS_MAX)?;
-        range("window_max", self.window_max, 0, WINDOW_MAX)?;
+        range("window_max", self.window_max, 0, WINDOW_MAX.min(self.step_rows - 1))?;
         range("waiting", self.waiting, 1, ids)?;
         range("events", self.events, 1, ids)
     }
@@ -134,11 +134,15 @@ mod tests {
             ("step_rows", Limits { step_rows: 2, ..good.clone() }),
             ("prefill_chunk", Limits { prefill_chunk: 0, ..good.clone() }),
             ("window_max", Limits { window_max: 64, ..good.clone() }),
+            ("window_max", Limits { window_max: 32, step_rows: 32, ..good.clone() }),
+            ("context", Limits::new(511, usize::MAX)),
+            ("pages", Limits::new(511, u32::MAX as usize - 1)),
             ("waiting", Limits { waiting: 0, ..good.clone() }),
             ("events", Limits { events: 0, ..good.clone() }),
         ] {
             let Err(LimitsError::Range { name: found, .. }) = bad.check() else { panic!("{name} passes: {bad:?}") };
             assert_eq!(found, name);
         }
+        assert_eq!(Limits { window_max: 31, step_rows: 32, ..good }.check(), Ok(()));
     }
 }

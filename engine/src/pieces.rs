@@ -1,4 +1,5 @@
-//! pieces: the bytes behind every token id. Filled once from a tokenizer; read by commit alone.
+//! pieces: the bytes behind every token id. Filled once from a tokenizer; read by commit (text, end
+//! tokens) and by draft_mtp, extend_suffix and verify (end tokens).
 
 use bitflags::bitflags;
 

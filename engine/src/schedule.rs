@@ -30,14 +30,14 @@ pub enum Schedule {
     Fused,
     /// Everything on one thread.
     Inline,
-    /// The widest of the above whose hops cost at most [`HOP_SHARE`] of a step, measured at start.
+    /// The widest of the above whose hops cost at most [`HOP_SHARE`] of a step of decoding, measured at start.
     #[default]
     Auto,
 }
 
 /// Most of a step that hops may cost under `auto`.
 pub const HOP_SHARE: f64 = 0.02;
-/// Steps that `auto` watches before it decides.
+/// Steps without prompt rows that `auto` watches before it decides.
 const WATCHED_STEPS: usize = 16;
 /// Round trips of a hop measurement.
 const ROUND_TRIPS: u64 = 64;
@@ -150,8 +150,9 @@ fn watch(world: &mut World) -> Schedule {
             return Schedule::Inline;
         }
         tick(world);
-        if world.step_ns() > 0 {
-            steps.push(world.step_ns());
+        // Prompt passes are longer and pass: a schedule is chosen for decoding.
+        if world.decode_ns() > 0 {
+            steps.push(world.decode_ns());
         }
         world.park();
     }

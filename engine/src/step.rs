@@ -265,8 +265,10 @@ pub enum Fault {
 /// Nanoseconds of the parts of a step, as the Executor's own clock saw them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct Times {
-    /// MTP catch-up and drafting.
-    pub mtp_ns: u64,
+    /// MTP catch-up: committed rows that no chain starts from. Whole prompts at times, whatever the strategy.
+    pub fill_ns: u64,
+    /// MTP chains, their anchors included.
+    pub draft_ns: u64,
     /// Trunk pass, logits included.
     pub trunk_ns: u64,
     /// Choosing tokens.

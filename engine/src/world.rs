@@ -3,14 +3,12 @@
 use std::sync::Arc;
 
 use crossbeam::channel::{Receiver, Select, Sender};
-use parking_lot::Mutex;
 
 use crate::api::{Command, Event};
 use crate::clock::Clock;
 use crate::cost::{COST_ROWS, Cost};
 use crate::ids::{Slot, StateSlot, Ticket, TokenId};
-use crate::limits::{Limits, LimitsError};
-use crate::metrics::{Metrics, SlotView, Snapshot};
+use crate::limits::{Limits, LimitsError, MTP_TOKENS_DEFAULT};
 use crate::pieces::Pieces;
 use crate::rules::History;
 use crate::step::{Executor, Filters, NO_LOGPROBS, Shape, SlotOp, Source, Step, StepResult};
@@ -31,11 +29,11 @@ use crate::tick::System;
 /// Where the engine stands on its way out.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Life {
-    /// Finish what runs, take nothing new.
+    /// Finish what runs, refuse what waits, take nothing new.
     pub draining: bool,
     /// End now.
     pub stopping: bool,
-    /// Nobody can send a command any more.
+    /// Nobody can send a command any more: finish what is here.
     pub orphan: bool,
 }
 
@@ -58,7 +56,6 @@ pub struct Ledger {
     pub plans: Plans,
     pub windows: Windows,
     pub outbox: Outbox,
-    pub metrics: Metrics,
     pub cost: Cost,
     history: History,
     draft: Vec<TokenId>,
@@ -89,7 +86,6 @@ impl Ledger {
             plans: Plans::new(slots),
             windows: Windows::new(slots, limits.window_max),
             outbox: Outbox::new(slots, limits.events),
-            metrics: Metrics::default(),
             cost: Cost::default(),
             history: History::new(shape.vocab),
             draft: Vec::new(),
@@ -154,37 +150,6 @@ impl Ledger {
             assert!(self.windows.draft_len(row) <= self.limits.window_max);
         }
     }
-
-    fn snapshot(&self, out: &mut Snapshot, now_ns: u64) {
-        let r = &self.requests;
-        out.metrics.clone_from(&self.metrics);
-        out.waiting = self.waiting.len();
-        out.running = r.live.len();
-        out.stalled = r.live.iter().filter(|s| r.stalled(**s)).count();
-        out.pages_free = self.pages.free_len();
-        out.pages = self.pages.len();
-        out.draining = self.life.draining;
-        out.now_ns = now_ns;
-        out.slots.clear();
-        out.slots.extend((0..r.slots()).map(|s| {
-            let slot = Slot(s as u32);
-            let used = r.phase[s] != Phase::Free;
-            SlotView {
-                request: used.then(|| r.id(slot)),
-                phase: r.phase[s],
-                stalled: used && r.stalled(slot),
-                prompt_len: if used { r.prompt_len[s] } else { 0 },
-                kv_len: if used { r.kv_len[s] } else { 0 },
-                completion_len: if used { r.completion_len(slot) } else { 0 },
-                max_tokens: if used { r.max_tokens[s] } else { 0 },
-                strategy: r.speculation[s].strategy,
-                window: self.plans.width[s],
-                windows: self.counters.report[s].windows,
-                accepted: self.counters.report[s].total.accepted,
-                admitted_ns: r.admitted_ns[s],
-            }
-        }));
-    }
 }
 
 /// Everything a tick touches. Whoever holds it is the only writer.
@@ -200,11 +165,10 @@ pub struct World {
     clock: Box<dyn Clock>,
     inbox: Receiver<Command>,
     events: Sender<Event>,
-    shared: Arc<Mutex<Snapshot>>,
     /// Something happened in the tick in progress.
     moved: bool,
-    /// The step's own time in the last tick, as the Executor saw it; 0 when nothing ran.
-    step_ns: u64,
+    /// What [`World::decode_ns`] tells.
+    decode_ns: u64,
 }
 
 impl World {
@@ -224,15 +188,9 @@ impl World {
             clock,
             inbox,
             events,
-            shared: Arc::default(),
             moved: false,
-            step_ns: 0,
+            decode_ns: 0,
         }
-    }
-
-    /// The copy of the metrics that others may read; written once a tick.
-    pub fn shared(&self) -> Arc<Mutex<Snapshot>> {
-        Arc::clone(&self.shared)
     }
 
     /// Runs one system.
@@ -242,14 +200,13 @@ impl World {
         let executor = executor.as_mut();
         match system {
             System::Intake => {
-                self.step_ns = 0;
                 self.moved = systems::intake::intake(
                     &self.inbox,
                     &mut l.waiting,
                     &mut l.requests,
+                    &mut l.pages,
                     &mut l.outbox,
                     &mut l.life,
-                    &mut l.metrics,
                     &l.limits,
                     &l.shape,
                     clock.now_ns(),
@@ -267,7 +224,6 @@ impl World {
                     &mut l.counters,
                     &mut l.outbox,
                     &mut step.ops,
-                    &mut l.metrics,
                     clock.now_ns(),
                 );
             }
@@ -284,7 +240,6 @@ impl World {
                 &mut l.plans,
                 &mut l.windows,
                 &mut step.ops,
-                &mut l.metrics,
                 &l.cost,
                 &l.limits,
                 &l.shape,
@@ -306,8 +261,7 @@ impl World {
                     step,
                     result,
                 );
-                l.metrics.executor_ns[0] += result.times.mtp_ns;
-                self.step_ns += result.times.mtp_ns;
+                self.decode_ns = result.times.draft_ns;
             }
             System::ExtendSuffix => systems::extend_suffix::extend_suffix(
                 &l.requests,
@@ -331,13 +285,14 @@ impl World {
                     &l.windows,
                     &mut l.history,
                     &mut l.cost,
-                    &mut l.metrics,
                     &l.pieces,
                     executor,
                     step,
                     result,
                 );
-                self.step_ns += result.times.trunk_ns + result.times.choose_ns;
+                let prompt = step.trunk.source.first() == Some(&Source::Prompt);
+                let pass_ns = result.times.trunk_ns + result.times.choose_ns;
+                self.decode_ns = if prompt || pass_ns == 0 { 0 } else { self.decode_ns + pass_ns };
             }
             System::Commit => {
                 systems::commit::commit(
@@ -359,18 +314,11 @@ impl World {
                 );
                 step.trunk.clear();
             }
-            System::Retire => systems::retire::retire(
-                &mut l.requests,
-                &mut l.pages,
-                &mut l.counters,
-                &mut l.outbox,
-                &mut l.metrics,
-                clock.now_ns(),
-            ),
+            System::Retire => {
+                systems::retire::retire(&mut l.requests, &mut l.pages, &mut l.counters, &mut l.outbox, clock.now_ns())
+            }
             System::Emit => {
                 self.moved |= systems::emit::emit(&mut l.requests, &mut l.outbox, &mut l.life, &self.events);
-                l.metrics.ticks += 1;
-                l.snapshot(&mut self.shared.lock(), clock.now_ns());
             }
         }
     }
@@ -380,9 +328,9 @@ impl World {
         self.clock.as_ref()
     }
 
-    /// Time of the last tick's step as the Executor saw it; 0 when nothing ran.
-    pub fn step_ns(&self) -> u64 {
-        self.step_ns
+    /// Time of the last tick's chains and pass as the Executor saw it; 0 when nothing ran or a prompt took part.
+    pub fn decode_ns(&self) -> u64 {
+        self.decode_ns
     }
 
     /// Whether the last tick changed anything. If not, the next one will not either, until a command comes or the
@@ -396,7 +344,8 @@ impl World {
         let l = &self.ledger;
         let empty = l.requests.live.is_empty() && l.waiting.is_empty() && l.outbox.is_empty();
         // Orphaned rows that wait for a Resume wait in vain.
-        l.life.stopping || (l.life.draining && (empty || (l.life.orphan && !self.moved && l.outbox.is_empty())))
+        let in_vain = l.life.orphan && !self.moved && l.outbox.is_empty();
+        l.life.stopping || in_vain || (empty && (l.life.draining || l.life.orphan))
     }
 
     /// Between ticks: sleeps until something can happen. Checks the world first, as there is time.
@@ -428,7 +377,7 @@ impl World {
         self.ledger.fork(from, ticket, choice, &mut self.step.ops)
     }
 
-    /// Measures what trunk passes of a few rows take, for the adaptive window. Runs throw-away passes on row 0.
+    /// Measures what trunk passes of a few rows and an MTP chain take, for the adaptive window. Runs throw-away passes on row 0.
     ///
     /// # Panics
     /// If a request is live.
@@ -467,6 +416,26 @@ impl World {
                 best = best.min(result.times.trunk_ns + result.times.choose_ns);
             }
             l.cost.set_trunk(rows, best);
+        }
+        if l.shape.mtp {
+            let depth = MTP_TOKENS_DEFAULT.min(most);
+            let mut best = u64::MAX;
+            for _ in 0..2 {
+                *step = Step::default();
+                step.ops.push(SlotOp::Reset { state: StateSlot(0) });
+                let mtp = &mut step.mtp;
+                mtp.state.push(StateSlot(0));
+                mtp.position.push(0);
+                mtp.depth.push(depth as u32);
+                mtp.p_min.push(0.0);
+                mtp.token.push(TokenId(0));
+                mtp.token_start.extend([0, 1]);
+                mtp.page.extend_from_slice(l.pages.table(Slot(0)));
+                mtp.page_start.extend([0, mtp.page.len() as u32]);
+                executor.run(step, result);
+                best = best.min(result.times.draft_ns);
+            }
+            l.cost.observe_draft(depth, best);
         }
         *step = Step::default();
         result.clear();

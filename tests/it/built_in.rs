@@ -3,11 +3,12 @@
 
 use std::sync::{Arc, OnceLock};
 
-use engine::api::{Command, Sampling, Strategy, Submission, WindowPolicy};
+use engine::api::{Command, Finish, Sampling, Strategy, Submission, WindowPolicy};
 use engine::exec::{CpuExecutor, ExecOptions, KvType, SizeError};
 use engine::ids::{Ticket, TokenId};
 use engine::limits::Limits;
 use engine::model::load::LoadOptions;
+use engine::step::LogitEdit;
 use engine::tables::counters;
 use engine_bin::open::{ModelSource, Opened};
 use engine_io::OpenOptions;
@@ -105,7 +106,8 @@ fn every_strategy_and_width_commits_what_plain_decoding_does() {
         for width in [1, 2, 7, 15, 32] {
             let mut rig = rig(&Limits::new(3, CONTEXT), 2);
             assert_eq!(&run(&mut rig, &work(strategy, width)), plain(), "{} at {width}", strategy.name());
-            accepted[strategy as usize] += rig.world.ledger.metrics.finished[strategy as usize].total.accepted;
+            let reports = rig.heard.values().filter_map(|h| h.report.as_ref());
+            accepted[strategy as usize] += reports.map(|r| r.total.accepted).sum::<u64>();
         }
     }
     assert!(accepted[0] == 0 && accepted[1..].iter().all(|a| *a > 0), "{accepted:?}");
@@ -168,5 +170,68 @@ fn a_fork_of_the_same_choice_says_the_same() {
     rig.settle();
     assert_eq!(rig.of(5).outcome, rig.of(1).outcome);
     assert_eq!(rig.of(5).outcome.tokens, plain()[1].0);
+    rig.assert_empty();
+}
+
+#[test]
+fn a_fault_a_fork_and_a_preemption_leave_nothing_behind() {
+    let limits = Limits { pages: CONTEXT / 16, ..Limits::new(4, CONTEXT) };
+    let mut rig = rig(&limits, 1);
+    let all = work(Strategy::MtpSuffix, 7);
+    // Three tokens may be chosen, each once: behind them nothing finite is left.
+    let mut faulty = submission(8, &[5, 6, 7, 8], TOKENS, speculation(Strategy::MtpSuffix, 7));
+    let vocab = opened().model.vocab as u32;
+    let ban = |token| LogitEdit { token: TokenId(token), repeat: 1.0, add: f32::NEG_INFINITY };
+    faulty.sampling.logit_bias = (0..vocab).filter(|t| !(40..43).contains(t)).map(ban).collect();
+    faulty.sampling.presence_penalty = f32::INFINITY;
+    rig.submit(&all[0]);
+    rig.submit(&all[1]);
+    rig.submit(&faulty);
+    while rig.of_len(1) < 10 {
+        rig.tick();
+    }
+    for (from, to) in [(0, 4), (1, 5)] {
+        let told = rig.of(from).outcome.clone();
+        let slot = rig.slot(from).expect("it runs");
+        assert!(rig.world.fork(slot, Ticket(to), all[from as usize].sampling.choice).is_some());
+        rig.heard.entry(Ticket(to)).or_default().outcome = told;
+    }
+    rig.settle();
+    for (ticket, want) in [(0, 0), (1, 1), (4, 0), (5, 1)] {
+        assert_eq!(rig.of(ticket).outcome.tokens, plain()[want].0, "{ticket}");
+    }
+    assert_eq!((rig.of(8).outcome.finish, rig.of(8).outcome.tokens.len()), (Some(Finish::Fault), 3));
+    let preempted = [0, 1, 4, 5].map(|t| rig.of(t).report.as_ref().expect("finished").preempted);
+    assert!(preempted.iter().sum::<u64>() > 0, "the pool is too small for all: {preempted:?}");
+    rig.assert_empty();
+}
+
+#[test]
+fn windows_are_as_wide_as_the_free_pages() {
+    let limits = Limits { pages: 4, ..Limits::new(2, 64) };
+    let mut rig = rig(&limits, 1);
+    let mut spec = speculation(Strategy::Mtp, 7);
+    spec.mtp_tokens = 7;
+    let mut all = [submission(0, &[40, 41, 42], 50, spec), submission(1, &[50, 51, 52], 50, spec)];
+    all.iter_mut().for_each(|s| s.stop.ignore_eos = true);
+    all.iter().for_each(|s| rig.submit(s));
+    rig.tick();
+    let slots = [0, 1].map(|t| rig.slot(t).expect("it runs"));
+    let mut narrowed = 0;
+    // As long as both anchors fit their pages, nobody is preempted for a draft: chains are asked for less.
+    while slots.iter().all(|s| rig.world.ledger.requests.kv_len[s.index()] < 32) {
+        rig.tick();
+        let l = &rig.world.ledger;
+        for slot in slots {
+            assert_eq!(l.counters.report[slot.index()].preempted, 0);
+            narrowed += u32::from(l.plans.counted[slot.index()] && l.plans.mtp_depth[slot.index()] < 7);
+        }
+    }
+    assert!(narrowed > 0, "the pages never were too few");
+    rig.settle();
+    let mut roomy = self::rig(&Limits::new(2, 64), 1);
+    all.iter().for_each(|s| roomy.submit(s));
+    roomy.settle();
+    assert_eq!([rig.of(0), rig.of(1)].map(|h| &h.outcome), [roomy.of(0), roomy.of(1)].map(|h| &h.outcome));
     rig.assert_empty();
 }

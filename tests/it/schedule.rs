@@ -5,19 +5,31 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use engine::api::{AdmitError, Command, Strategy, Submission};
+use engine::clock::Clock;
 use engine::cost::Cost;
 use engine::engine::{EngineHandle, Settings, StartError, start};
 use engine::ids::{Ticket, TokenId};
 use engine::limits::Limits;
+use engine::pieces::Pieces;
 use engine::schedule::Schedule;
 use engine_tests::toy::{FakeClock, Heard, Toy, ToyConfig, hear, pieces, reference, speculation, submission};
 
 const WAIT: Duration = Duration::from_secs(60);
 
 fn launch(schedule: Schedule, config: &ToyConfig, limits: &Limits) -> EngineHandle {
+    launch_with(schedule, config, limits, Arc::new(pieces()), FakeClock::default())
+}
+
+fn launch_with(
+    schedule: Schedule,
+    config: &ToyConfig,
+    limits: &Limits,
+    pieces: Arc<Pieces>,
+    clock: FakeClock,
+) -> EngineHandle {
     let toy = Box::new(Toy::new(config.clone(), limits));
     let settings = Settings { schedule, cost: Some(Cost::scripted(|r| 1000.0 + 50.0 * r as f64, 100.0)) };
-    start(toy, limits, Arc::new(pieces()), settings, Box::new(FakeClock::default())).expect("it starts")
+    start(toy, limits, pieces, settings, Box::new(clock)).expect("it starts")
 }
 
 fn work() -> Vec<Submission> {
@@ -67,7 +79,8 @@ fn every_schedule_gives_the_same_bytes() {
 fn an_idle_engine_waits_and_wakes() {
     for schedule in Schedule::ALL {
         let (limits, config) = (Limits::new(1, 64), ToyConfig::default());
-        let handle = launch(schedule, &config, &limits);
+        let clock = FakeClock::default();
+        let handle = launch_with(schedule, &config, &limits, Arc::new(pieces()), clock.clone());
         for ticket in 0..20 {
             let s = submission(ticket, &[1, 2, 3], 5, speculation(Strategy::MtpSuffix, 4));
             handle.commands.send(Command::Submit(Box::new(s.clone()))).expect("it listens");
@@ -77,9 +90,9 @@ fn an_idle_engine_waits_and_wakes() {
             }
             assert_eq!(heard[&s.ticket].outcome, reference(&config, limits.context, &s));
         }
-        // The snapshot is the one of a tick after the last event at the latest.
-        let ticks = handle.snapshot().metrics.ticks;
-        assert!(ticks < 20 * 40, "an idle engine does not tick: {ticks}");
+        // A tick reads the clock several times, and each reading is a microsecond.
+        let reads = clock.now_ns() / 1000;
+        assert!(reads < 20 * 40 * 5, "an idle engine does not tick: {reads} readings");
         handle.commands.send(Command::Stop).expect("it listens");
         handle.join().expect("it ends as asked");
     }
@@ -97,6 +110,22 @@ fn a_panicking_system_is_reported() {
         assert!(handle.events.recv_timeout(WAIT).unwrap_err().is_disconnected());
         let dead = handle.join().expect_err("it panicked");
         assert_eq!((dead.thread.as_str(), dead.message.contains("told to panic")), (thread, true), "{dead}");
+    }
+}
+
+#[test]
+fn auto_judges_by_decoding_and_not_by_prompts() {
+    // 30 passes of 64 prompt rows, then decoding. Hops are a few nanoseconds of this clock: dear against a pass of
+    // 1 us, cheap against one of 10 us and against any prompt pass. Whose thread panics tells what was chosen.
+    let limits = Limits { prefill_chunk: 64, ..Limits::new(1, 2048) };
+    for (pass_ns, thread) in [(1000, "commit"), (10_000, "verify")] {
+        let config = ToyConfig { cost: (pass_ns, 50, 100), panic_at: 30 + 20, ..ToyConfig::default() };
+        let handle = launch(Schedule::Auto, &config, &limits);
+        let s = submission(1, &[3; 1900], 60, speculation(Strategy::Off, 0));
+        handle.commands.send(Command::Submit(Box::new(s))).expect("it listens");
+        while handle.events.recv_timeout(WAIT).is_ok() {}
+        let dead = handle.join().expect_err("it panicked");
+        assert_eq!(dead.thread, thread, "{dead}");
     }
 }
 
@@ -133,12 +162,12 @@ fn drain_finishes_what_runs_and_refuses_what_waits() {
 #[test]
 fn a_dropped_handle_ends_the_engine() {
     let (limits, config) = (Limits::new(1, 64), ToyConfig::default());
-    let handle = launch(Schedule::Full, &config, &limits);
-    let shared = handle.shared();
+    let shared = Arc::new(pieces());
+    let handle = launch_with(Schedule::Full, &config, &limits, Arc::clone(&shared), FakeClock::default());
     let s = submission(1, &[1, 2, 3], 50, speculation(Strategy::Off, 0));
     handle.commands.send(Command::Submit(Box::new(s))).expect("it listens");
     drop(handle);
-    // The engine's own share of the snapshot goes when its threads do.
+    // The engine's own share of the pieces goes when its threads do.
     while Arc::strong_count(&shared) > 1 {
         std::thread::yield_now();
     }

@@ -45,6 +45,8 @@ pub struct ToyConfig {
     pub end_rate: u64,
     /// Nanoseconds of a pass: first row, each further row, each step of the chain.
     pub cost: (u64, u64, u64),
+    /// Nanoseconds of each MTP row that is only caught up.
+    pub fill_cost: u64,
     /// The pass at which the toy panics; 0 = never.
     pub panic_at: u64,
     /// Right drafts of each MTP chain in turn, wrong ones behind them; then and if empty `mtp_accuracy` holds.
@@ -64,6 +66,7 @@ impl Default for ToyConfig {
             hidden_rows: 64,
             end_rate: 0,
             cost: (1000, 50, 100),
+            fill_cost: 10,
             panic_at: 0,
             mtp_script: Vec::new(),
             end_at: 0,
@@ -311,7 +314,9 @@ impl Toy {
             }
             out.draft_start.push(out.draft.len() as u32);
         }
-        out.times.mtp_ns = self.config.cost.2 * u64::from(work.depth.iter().copied().max().unwrap_or(0)).max(1);
+        let anchors = work.depth.iter().filter(|d| **d > 0).count();
+        out.times.fill_ns = self.config.fill_cost * (work.token.len() - anchors) as u64;
+        out.times.draft_ns = self.config.cost.2 * u64::from(work.depth.iter().copied().max().unwrap_or(0));
     }
 
     fn run_trunk(&mut self, work: &TrunkWork, out: &mut StepResult) {

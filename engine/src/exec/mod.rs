@@ -170,9 +170,7 @@ impl Executor for CpuExecutor {
             self.apply(op);
         }
         if !step.mtp.state.is_empty() {
-            let started = Instant::now();
             self.run_mtp(&step.mtp, out);
-            out.times.mtp_ns = elapsed_ns(started);
         }
         if !step.trunk.state.is_empty() {
             self.run_trunk(&step.trunk, out);

@@ -4,6 +4,7 @@
 //! and every draft step run the block whole. Sequences draft side by side: step j of all chains is one pass.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use engine_kernels::ops::logits::{argmax, log_sum_exp};
 
@@ -12,10 +13,10 @@ use crate::limits::PAGE_TOKENS;
 use crate::model::program::MtpProgram;
 use crate::step::{MtpWork, StepResult};
 
-use super::CpuExecutor;
 use super::batch::{Rows, Tables};
 use super::choose::LOGIT_ROWS;
 use super::machine::Batch;
+use super::{CpuExecutor, elapsed_ns};
 
 /// A chain of drafts under way.
 struct Chain {
@@ -38,6 +39,7 @@ impl CpuExecutor {
     /// # Panics
     /// If the model has no MTP block, or a segment does not continue where its sequence stands.
     pub(super) fn run_mtp(&mut self, work: &MtpWork, out: &mut StepResult) {
+        let started = Instant::now();
         let model = Arc::clone(&self.model);
         let mtp = model.program.mtp.as_ref().expect("MTP work without an MTP block");
         self.check_mtp(work);
@@ -56,7 +58,9 @@ impl CpuExecutor {
             }
         }
         self.fill(mtp, work, &tables, &mut rows, out);
+        out.times.fill_ns = elapsed_ns(started);
 
+        let started = Instant::now();
         let anchor = |s: usize| {
             let tokens = tokens(work, s);
             Chain {
@@ -74,6 +78,7 @@ impl CpuExecutor {
                 self.draft_step(mtp, work, &tables, group, out);
             }
         }
+        out.times.draft_ns = elapsed_ns(started);
 
         out.draft_start.push(0);
         let mut chains = chains.into_iter().peekable();

@@ -7,7 +7,6 @@
 use crate::api::{Event, Finish, Report};
 use crate::ids::Slot;
 use crate::limits::Limits;
-use crate::metrics::Metrics;
 use crate::step::SlotOp;
 use crate::tables::counters::Counters;
 use crate::tables::outbox::Outbox;
@@ -32,7 +31,6 @@ pub fn admit(
     counters: &mut Counters,
     outbox: &mut Outbox,
     ops: &mut Vec<SlotOp>,
-    metrics: &mut Metrics,
     now_ns: u64,
 ) -> bool {
     let mut any = false;
@@ -63,7 +61,6 @@ pub fn admit(
             let prompt_tokens = submission.prompt.len() as u64;
             let wait = now_ns - arrived_ns;
             let report = Report { prompt_tokens, queue_ns: wait, total_ns: wait, ..Report::default() };
-            metrics.finished[submission.speculation.strategy as usize].add(Finish::MaxTokens, &report);
             outbox.push(Event::Finished { ticket, finish: Finish::MaxTokens, report: Box::new(report) });
             continue;
         }
@@ -75,7 +72,6 @@ pub fn admit(
         outputs.start(slot, submission.show_special);
         counters.reset(slot);
         ops.push(SlotOp::Reset { state: Requests::state(slot) });
-        metrics.admitted += 1;
         tracing::info!(request = %requests.id(slot), prompt = submission.prompt.len(), "admitted");
         outbox.push(Event::Admitted { ticket, request: requests.id(slot) });
     }

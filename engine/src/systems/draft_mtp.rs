@@ -2,6 +2,7 @@
 //!
 //! A row that drafts catches up first; any other row, whatever its strategy, catches up when its hidden ring has no
 //! room for what this tick adds, so that the cache of a page is complete whoever wrote it.
+//! Speculation is charged for its chains alone: the cache is filled for every row, sooner or later.
 //! Leaves true: every running row's pending hidden rows and this tick's fit the ring.
 
 use crate::ids::TokenId;
@@ -63,7 +64,7 @@ pub fn draft_mtp(
 
     let deepest = step.mtp.depth.iter().copied().max().unwrap_or(0);
     let wanted: u32 = step.mtp.depth.iter().sum();
-    cost.observe_draft(deepest as usize, result.times.mtp_ns);
+    cost.observe_draft(deepest as usize, result.times.draft_ns);
     for (segment, row) in drafting {
         let slot = windows.slot[row];
         let drafts = &result.draft[result.draft_start[segment] as usize..result.draft_start[segment + 1] as usize];
@@ -76,7 +77,7 @@ pub fn draft_mtp(
         let report = &mut counters.report[slot.index()];
         report.mtp.proposed += drafts.len() as u64;
         report.mtp.trimmed += (drafts.len() - usable) as u64;
-        report.mtp_draft_ns += result.times.mtp_ns * u64::from(depth) / u64::from(wanted);
+        report.mtp_draft_ns += result.times.draft_ns * u64::from(depth) / u64::from(wanted);
     }
     step.mtp.clear();
 }

@@ -1,13 +1,16 @@
-//! intake: a bounded drain of the inbox. Leaves true: nothing unbounded was done; a cancelled row takes no further part.
+//! intake: a bounded drain of the inbox. Refusals are its own: what cannot be served never waits, and once a drain is
+//! asked for, what waits is refused as far as the outbox has room.
+//! Leaves true: nothing unbounded was done; a cancelled row takes no further part and holds no page; while draining,
+//! somebody waits only if the outbox is full (and then nobody is admitted either).
 
 use crossbeam::channel::{Receiver, TryRecvError};
 
 use crate::api::{AdmitError, Command, Event, Submission};
 use crate::ids::Ticket;
 use crate::limits::Limits;
-use crate::metrics::Metrics;
 use crate::step::Shape;
 use crate::tables::outbox::Outbox;
+use crate::tables::pages::Pages;
 use crate::tables::requests::{Phase, Requests};
 use crate::tables::waiting::Waiting;
 use crate::world::Life;
@@ -21,9 +24,9 @@ pub fn intake(
     inbox: &Receiver<Command>,
     waiting: &mut Waiting,
     requests: &mut Requests,
+    pages: &mut Pages,
     outbox: &mut Outbox,
     life: &mut Life,
-    metrics: &mut Metrics,
     limits: &Limits,
     shape: &Shape,
     now_ns: u64,
@@ -38,8 +41,6 @@ pub fn intake(
             Err(TryRecvError::Empty) => break,
             Err(TryRecvError::Disconnected) => {
                 life.orphan = true;
-                // Nobody can submit any more: finish what is here.
-                life.draining = true;
                 break;
             }
         };
@@ -48,22 +49,22 @@ pub fn intake(
             Command::Submit(submission) => match refusal(&submission, waiting, life, limits, shape) {
                 None => waiting.push(submission, now_ns),
                 Some(error) => {
-                    metrics.refused += 1;
                     outbox.push(Event::Refused { ticket: submission.ticket, error });
                 }
             },
-            Command::Cancel(ticket) => cancel(ticket, waiting, requests, outbox, metrics),
+            Command::Cancel(ticket) => cancel(ticket, waiting, requests, pages, outbox),
             Command::Pause(ticket) => set_paused(requests, ticket, true),
             Command::Resume(ticket) => set_paused(requests, ticket, false),
-            Command::Drain => {
-                life.draining = true;
-                while let Some((submission, _)) = waiting.pop() {
-                    metrics.refused += 1;
-                    outbox.push(Event::Refused { ticket: submission.ticket, error: AdmitError::Draining });
-                }
-            }
+            Command::Drain => life.draining = true,
             Command::Stop => life.stopping = true,
         }
+    }
+    while life.draining
+        && outbox.has_room()
+        && let Some((submission, _)) = waiting.pop()
+    {
+        any = true;
+        outbox.push(Event::Refused { ticket: submission.ticket, error: AdmitError::Draining });
     }
     any
 }
@@ -74,21 +75,15 @@ fn set_paused(requests: &mut Requests, ticket: Ticket, paused: bool) {
     }
 }
 
-fn cancel(ticket: Ticket, waiting: &mut Waiting, requests: &mut Requests, outbox: &mut Outbox, metrics: &mut Metrics) {
+fn cancel(ticket: Ticket, waiting: &mut Waiting, requests: &mut Requests, pages: &mut Pages, outbox: &mut Outbox) {
     if waiting.remove(ticket) {
-        metrics.cancelled.queued += 1;
         return;
     }
     // A ticket that is unknown has finished already: its last event is on the way.
     let Some(slot) = requests.find(ticket) else { return };
-    let phase = &mut requests.phase[slot.index()];
-    let counter = match *phase {
-        Phase::Prefill | Phase::Preempted => &mut metrics.cancelled.prefill,
-        _ if requests.paused[slot.index()] || requests.blocked[slot.index()] => &mut metrics.cancelled.stalled,
-        _ => &mut metrics.cancelled.decode,
-    };
-    *counter += 1;
-    *phase = Phase::Done;
+    requests.phase[slot.index()] = Phase::Done;
+    // Now, so that nobody is preempted for pages that are about to be free.
+    pages.truncate(slot, 0);
     outbox.forget(slot, ticket);
 }
 

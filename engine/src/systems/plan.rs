@@ -10,7 +10,6 @@
 use crate::cost::Cost;
 use crate::ids::Slot;
 use crate::limits::{Limits, PREFILL_ROWS_MIN};
-use crate::metrics::Metrics;
 use crate::policy::{self, Batch};
 use crate::step::{Shape, SlotOp};
 use crate::tables::counters::Counters;
@@ -34,7 +33,6 @@ pub fn plan(
     plans: &mut Plans,
     windows: &mut Windows,
     ops: &mut Vec<SlotOp>,
-    metrics: &mut Metrics,
     cost: &Cost,
     limits: &Limits,
     shape: &Shape,
@@ -65,15 +63,15 @@ pub fn plan(
         let kv_len = requests.kv_len[slot.index()];
         if requests.phase[slot.index()] == Phase::Prefill {
             let n = chunk(requests, slot).min(least);
-            let given = claim_prompt(slot, 0, n, true, requests, pages, counters, ops, metrics, shape);
+            let given = claim_prompt(slot, 0, n, true, requests, pages, counters, ops, shape);
             plans.prefill[slot.index()] = given;
             least -= given as usize;
             rows -= given as usize;
-        } else if claim(slot, kv_len + 1, true, requests, pages, counters, ops, metrics, shape) {
+        } else if claim(slot, kv_len + 1, true, requests, pages, counters, ops, shape) {
             windows.open(slot, tokens.get(slot, kv_len));
             rows -= 1;
         } else {
-            preempt(slot, requests, pages, counters, metrics);
+            preempt(slot, requests, pages, counters);
         }
     }
 
@@ -137,7 +135,7 @@ pub fn plan(
         }
         let given = plans.prefill[slot.index()];
         let n = chunk(requests, slot).min(given as usize + rows);
-        let all = claim_prompt(slot, given, n, false, requests, pages, counters, ops, metrics, shape);
+        let all = claim_prompt(slot, given, n, false, requests, pages, counters, ops, shape);
         plans.prefill[slot.index()] = all;
         rows -= (all - given) as usize;
     }
@@ -155,7 +153,6 @@ fn claim_prompt(
     pages: &mut Pages,
     counters: &mut Counters,
     ops: &mut Vec<SlotOp>,
-    metrics: &mut Metrics,
     shape: &Shape,
 ) -> u32 {
     let kv_len = requests.kv_len[slot.index()];
@@ -163,7 +160,7 @@ fn claim_prompt(
     if wanted <= given {
         return given;
     }
-    if claim(slot, kv_len + wanted, force, requests, pages, counters, ops, metrics, shape) {
+    if claim(slot, kv_len + wanted, force, requests, pages, counters, ops, shape) {
         return wanted;
     }
     // Fewer rows: what the row owns and what is free.
@@ -190,7 +187,6 @@ fn claim(
     pages: &mut Pages,
     counters: &mut Counters,
     ops: &mut Vec<SlotOp>,
-    metrics: &mut Metrics,
     shape: &Shape,
 ) -> bool {
     loop {
@@ -199,13 +195,13 @@ fn claim(
         }
         let victim = if force { victim(slot, requests, pages) } else { None };
         let Some(victim) = victim else { return false };
-        preempt(victim, requests, pages, counters, metrics);
+        preempt(victim, requests, pages, counters);
     }
 }
 
 /// Who loses its pages to `slot`: a stalled row if there is one, else the youngest row behind it.
 fn victim(slot: Slot, requests: &Requests, pages: &Pages) -> Option<Slot> {
-    let holds = |s: &Slot| *s != slot && pages.blocks(*s) > 0 && requests.phase[s.index()] != Phase::Done;
+    let holds = |s: &Slot| *s != slot && pages.blocks(*s) > 0;
     let stalled = |s: &Slot| requests.phase[s.index()] == Phase::Decode && requests.stalled(*s);
     let young_first = || requests.live.iter().rev().copied();
     young_first()
@@ -214,7 +210,7 @@ fn victim(slot: Slot, requests: &Requests, pages: &Pages) -> Option<Slot> {
 }
 
 /// Takes a row's pages; its tokens, output state, index and counters stay.
-fn preempt(slot: Slot, requests: &mut Requests, pages: &mut Pages, counters: &mut Counters, metrics: &mut Metrics) {
+fn preempt(slot: Slot, requests: &mut Requests, pages: &mut Pages, counters: &mut Counters) {
     let s = slot.index();
     tracing::info!(request = %requests.id(slot), pages = pages.blocks(slot), kv_len = requests.kv_len[s], "preempted");
     pages.truncate(slot, 0);
@@ -222,7 +218,6 @@ fn preempt(slot: Slot, requests: &mut Requests, pages: &mut Pages, counters: &mu
     requests.kv_len[s] = 0;
     requests.mtp_len[s] = 0;
     counters.report[s].preempted += 1;
-    metrics.preempted += 1;
 }
 
 fn track_stalls(requests: &mut Requests, counters: &mut Counters, now_ns: u64) {

@@ -2,21 +2,13 @@
 
 use crate::api::Event;
 use crate::ids::Slot;
-use crate::metrics::Metrics;
 use crate::tables::counters::Counters;
 use crate::tables::outbox::Outbox;
 use crate::tables::pages::Pages;
 use crate::tables::requests::{Phase, Requests};
 
 /// Frees rows that are done, and says so for those that finished.
-pub fn retire(
-    requests: &mut Requests,
-    pages: &mut Pages,
-    counters: &mut Counters,
-    outbox: &mut Outbox,
-    metrics: &mut Metrics,
-    now_ns: u64,
-) {
+pub fn retire(requests: &mut Requests, pages: &mut Pages, counters: &mut Counters, outbox: &mut Outbox, now_ns: u64) {
     let done: Vec<Slot> = requests.live.iter().copied().filter(|s| requests.phase[s.index()] == Phase::Done).collect();
     for slot in done {
         let s = slot.index();
@@ -36,7 +28,6 @@ pub fn retire(
                 report.ttft_ns = first - arrived;
                 report.total_ns = now_ns - arrived;
                 tracing::info!(request = %requests.id(slot), ?finish, tokens = report.completion_tokens, "finished");
-                metrics.finished[requests.speculation[s].strategy as usize].add(finish, &report);
                 outbox.close_delta(slot, ticket);
                 outbox.push(Event::Finished { ticket, finish, report: Box::new(report) });
             }

@@ -2,7 +2,6 @@
 //! drafts included, so the target chooses at it what it would choose in plain decoding.
 
 use crate::cost::Cost;
-use crate::metrics::Metrics;
 use crate::pieces::Pieces;
 use crate::rules::{self, History};
 use crate::step::{Executor, NO_LOGPROBS, Step, StepResult};
@@ -21,7 +20,6 @@ pub fn verify(
     windows: &Windows,
     history: &mut History,
     cost: &mut Cost,
-    metrics: &mut Metrics,
     pieces: &Pieces,
     executor: &mut dyn Executor,
     step: &mut Step,
@@ -42,12 +40,7 @@ pub fn verify(
     if prompt_rows == 0 {
         cost.observe_trunk(window_rows, result.times.trunk_ns + result.times.choose_ns);
     }
-    tracing::debug!(tick = metrics.ticks, prompt_rows, window_rows, us = result.times.trunk_ns / 1000, "trunk pass");
-    metrics.passes += 1;
-    metrics.rows[0] += prompt_rows as u64;
-    metrics.rows[1] += window_rows as u64;
-    metrics.executor_ns[1] += result.times.trunk_ns;
-    metrics.executor_ns[2] += result.times.choose_ns;
+    tracing::debug!(prompt_rows, window_rows, us = result.times.trunk_ns / 1000, "trunk pass");
     true
 }
 

@@ -1,5 +1,5 @@
-//! counters: everything counted for each row. Written by draft_mtp, index_suffix, extend_suffix, plan and commit;
-//! taken by retire. The identities of [`Report`] hold after every commit.
+//! counters: everything counted for each row. Started by admit; written by draft_mtp, index_suffix, extend_suffix, plan
+//! and commit; copied by a slot fork; taken by retire. The identities of [`Report`] hold after every commit.
 
 use crate::api::{DraftCounts, Report};
 use crate::ids::Slot;

@@ -1,4 +1,5 @@
-//! output: the output state of each row, at the level of bytes. Written by commit alone; copied by a slot fork.
+//! output: the output state of each row, at the level of bytes. Started by admit, written by commit alone after
+//! that; copied by a slot fork.
 //!
 //! Bytes of committed tokens go in; whole characters come out. Held back are a tail that may become a stop string and
 //! the first bytes of a character. The text is cut exactly before a stop string, wherever token borders lie; the one

@@ -1,5 +1,6 @@
-//! pages: who owns which page of the KV pool. Written by plan (allocation, copy on write, preemption), commit (pages
-//! past the cursor) and retire; read by draft_mtp, prefill and verify (block tables). Payload is the Executor's.
+//! pages: who owns which page of the KV pool. Written by intake (a cancelled row's), plan (allocation, copy on write,
+//! preemption), commit (pages past the cursor), retire and a slot fork (sharing); read by admit (what is free),
+//! draft_mtp, prefill and verify (block tables). Payload is the Executor's.
 //!
 //! ```text
 //! ref_count[page]              0 = on the free list

@@ -1,4 +1,5 @@
-//! plans: what each row may do this tick. Written by plan; read by draft_mtp, extend_suffix and prefill.
+//! plans: what each row may do this tick. Written by plan; read by draft_mtp, extend_suffix, prefill
+//! and commit (`counted`).
 
 use crate::ids::Slot;
 use crate::tables::survival::BUCKETS;

@@ -1,5 +1,5 @@
 //! suffix: one n-gram index per row, over its own history alone. Written by index_suffix (catch up) and admit (reset);
-//! read by plan and extend_suffix. A draft is never indexed.
+//! copied by a slot fork; read by plan and extend_suffix. A draft is never indexed.
 //!
 //! Hash chains: `head[hash of a seed]` is the newest position at which a seed with that hash ends, `prev[position]`
 //! the one before it. A position is indexed once a token follows it, so that every candidate has a continuation.

@@ -1,4 +1,5 @@
-//! survival: how often each row's drafts agreed, by source. Written by commit from tested drafts alone; read by plan.
+//! survival: how often each row's drafts agreed, by source. Written by commit from tested drafts alone, by
+//! plan (`down`, `retry_at`) and admit (reset); copied by a slot fork; read by plan.
 //!
 //! MTP drafts are kept by position in the chain, suffix drafts by the length of the match they were copied from.
 //! Counts decay with every proposal, so that a change of text is noticed; a prior stands in until there is evidence.

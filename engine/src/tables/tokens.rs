@@ -1,5 +1,6 @@
-//! tokens: the one true history, prompt and committed tokens only. Written by admit (prompt) and commit; read by
-//! index_suffix, draft_mtp, extend_suffix, prefill, verify. `[slot][context]`; the length lives in requests.
+//! tokens: the one true history, prompt and committed tokens only. Written by admit (prompt) and commit; copied by a
+//! slot fork; read by index_suffix, plan, draft_mtp, extend_suffix, prefill, verify. `[slot][context]`; the length lives
+//! in requests.
 
 use crate::ids::{Slot, TokenId};
 

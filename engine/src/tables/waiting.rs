@@ -1,4 +1,5 @@
-//! waiting: submissions before admission, in arrival order. Written by intake; drained by admit.
+//! waiting: submissions before admission, in arrival order. Written by intake (arrival, cancellation, drain); drained by
+//! admit.
 
 use std::collections::VecDeque;
 
