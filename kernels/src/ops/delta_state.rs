@@ -81,12 +81,6 @@ impl DeltaDims {
         self.state_len() + self.tail_len()
     }
 
-    /// Bytes of a [`DeltaLayer`].
-    pub fn layer_bytes(&self, slots: usize, log_capacity: usize) -> usize {
-        let log_row = 2 * self.channels() + 2 * self.value_heads;
-        4 * slots * (self.saved_len() + log_capacity * log_row)
-    }
-
     pub(super) fn key_head(&self, value_head: usize) -> usize {
         match self.head_map {
             HeadMap::Tiled => value_head % self.key_heads,
