@@ -366,16 +366,6 @@ pub enum Error {
         /// Tensor with the lower offset.
         other: String,
     },
-    /// An architecture without a tensor table.
-    #[error("{file}: general.architecture is {found}, supported are {expected}; use a model of one of these")]
-    UnsupportedArchitecture {
-        /// Path of the file.
-        file: String,
-        /// The architecture.
-        found: String,
-        /// Those known.
-        expected: String,
-    },
     /// A tensor asked for by name is not there.
     #[error("{file}: tensor {tensor} is missing; the model is incomplete or of another architecture than it says")]
     MissingTensor {
@@ -383,14 +373,6 @@ pub enum Error {
         file: String,
         /// Tensor name.
         tensor: String,
-    },
-    /// The tensor directory does not fit the architecture (all faults in one list).
-    #[error("{file}: the tensors do not fit:\n{report}")]
-    Preflight {
-        /// Path of the file.
-        file: String,
-        /// Everything missing, of wrong shape, of unsupported type, and (strict) unexpected.
-        report: Box<crate::names::Preflight>,
     },
     /// Split metadata in a file whose name does not say where its siblings are.
     #[error(

@@ -2,7 +2,6 @@
 //!
 //! - [`shards::ModelFile`] opens a model: one GGUF file, any shard of a split one, a directory, or static bytes.
 //! - [`gguf`] reads and writes the GGUF format itself: every value and tensor type, runnable or not.
-//! - [`names`] knows how architectures spell their tensors and checks a tensor directory against a list of wishes.
 //! - [`text`] is the way between characters and token ids: vocabularies, pre-tokenizers, BPE, chat templates.
 //! - [`mmap`] is the one place with `unsafe`: read-only mappings, and the answer to a file that shrinks under one.
 //! - [`error::Error`] is what all of them answer to bad input: file, key or tensor, found, expected, what to do.
@@ -12,7 +11,6 @@
 pub mod error;
 pub mod gguf;
 pub mod mmap;
-pub mod names;
 pub mod shards;
 pub mod text;
 

@@ -38,8 +38,28 @@ const TOP: &[&str] = &[
     "tests",
 ];
 
-/// Where `unsafe` may be written: instruction sets, the worker pool, mapped files.
-const UNSAFE_PLACES: &[&str] = &["kernels/src/cpu/", "io/src/mmap.rs"];
+/// The files in which `unsafe` may be written: mapped files, instruction sets, the worker pool. A new one is a decision.
+const UNSAFE_PLACES: &[&str] = &[
+    "io/src/mmap.rs",
+    "kernels/src/cpu/avx2/lanes.rs",
+    "kernels/src/cpu/avx2/matmul/block_256.rs",
+    "kernels/src/cpu/avx2/matmul/block_32.rs",
+    "kernels/src/cpu/avx2/matmul/float.rs",
+    "kernels/src/cpu/avx2/matmul/mod.rs",
+    "kernels/src/cpu/avx2/matmul/pack.rs",
+    "kernels/src/cpu/avx2/matmul/quantize.rs",
+    "kernels/src/cpu/avx512/lanes.rs",
+    "kernels/src/cpu/avx512/matmul/block_256.rs",
+    "kernels/src/cpu/avx512/matmul/block_32.rs",
+    "kernels/src/cpu/avx512/matmul/float.rs",
+    "kernels/src/cpu/avx512/matmul/mod.rs",
+    "kernels/src/cpu/avx512/matmul/pack.rs",
+    "kernels/src/cpu/disjoint.rs",
+    "kernels/src/cpu/groups.rs",
+    "kernels/src/cpu/matmul.rs",
+    "kernels/src/cpu/pages.rs",
+    "kernels/src/cpu/pool.rs",
+];
 
 /// Executors of futures. One of them in the lock file means some dependency brought a runtime.
 const ASYNC_RUNTIMES: &[&str] =
@@ -61,7 +81,7 @@ const FORBIDDEN_TEXT: &[(&str, &str)] = &[
 const UNFINISHED: &[&str] = &[concat!("to", "do!("), concat!("unimple", "mented!("), concat!("#[ig", "nore")];
 
 /// A file longer than this holds more than one idea. Lower it when the longest file allows.
-const LONGEST_FILE: usize = 1200;
+const LONGEST_FILE: usize = 900;
 
 #[test]
 fn packages_follow_the_arrows() {
@@ -83,9 +103,10 @@ fn the_engine_forbids_unsafe() {
 
 #[test]
 fn unsafe_stays_in_its_places() {
-    let files = tracked().into_iter().filter(|path| path.ends_with(".rs"));
-    let files = files.filter(|path| !UNSAFE_PLACES.iter().any(|place| path.starts_with(place)));
+    let files = tracked().into_iter().filter(|path| path.ends_with(".rs") && !UNSAFE_PLACES.contains(&path.as_str()));
     complain_by_line(files, unsafe_use);
+    let safe = UNSAFE_PLACES.iter().filter(|place| read(place).lines().all(|line| unsafe_use(line).is_none()));
+    complain(safe.map(|place| format!("{place}: uses no unsafe; take it off UNSAFE_PLACES")));
 }
 
 #[test]
@@ -201,7 +222,7 @@ fn unsafe_use(line: &str) -> Option<String> {
     });
     let code = line.split("//").next().unwrap_or_default();
     let found = OPENED.is_match(code).expect("a pattern without backtracking");
-    found.then(|| format!("unsafe code outside {UNSAFE_PLACES:?}"))
+    found.then(|| String::from("unsafe code in a file that is not one of UNSAFE_PLACES"))
 }
 
 fn forbidden_text(line: &str) -> Option<String> {

@@ -2,6 +2,8 @@
 
 use thiserror::Error;
 
+use super::preflight::Preflight;
+
 /// A refused model file.
 #[derive(Debug, Error)]
 pub enum ModelError {
@@ -80,7 +82,15 @@ pub enum ModelError {
         /// What is wrong with it.
         reason: String,
     },
-    /// Missing, mistyped or contradictory metadata, tensors that do not fit, or a file that cannot be read.
+    /// The tensor directory does not fit the architecture (all faults in one list).
+    #[error("{file}: the tensors do not fit:\n{report}")]
+    Preflight {
+        /// Path of the file.
+        file: String,
+        /// Everything missing, of wrong shape, of unsupported type, and (strict) unexpected.
+        report: Box<Preflight>,
+    },
+    /// Missing, mistyped or contradictory metadata, or a file that cannot be read.
     #[error(transparent)]
     File(#[from] engine_io::Error),
     /// A matrix that the kernels refuse.

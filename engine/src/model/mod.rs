@@ -6,7 +6,8 @@
 //! tensors ────────┘
 //! ```
 //!
-//! Adding an architecture is a variant of [`config::Arch`], its checks in `config.rs` and one straight-line builder.
+//! Adding an architecture is a variant of [`config::Arch`], its keys and checks in `config.rs` and one straight-line builder,
+//! which names its tensors where it uses them: what is asked for is what must be there.
 
 mod builder;
 pub mod config;
@@ -16,6 +17,7 @@ mod llama;
 pub mod load;
 mod mtp_block;
 pub mod plan;
+pub mod preflight;
 pub mod program;
 mod qwen35;
 pub mod tensors;

@@ -52,7 +52,7 @@ impl Plan {
     /// Plans `model`, with the MTP block of `draft` if given, else its own if it has one.
     ///
     /// # Errors
-    /// Everything that is wrong with the model's tensors in one [`engine_io::Error::Preflight`]; tensors that nothing reads
+    /// Everything that is wrong with the model's tensors in one [`ModelError::Preflight`]; tensors that nothing reads
     /// are part of it in `strict` mode only. A draft file that does not fit is an error, an own block that is
     /// incomplete is not: the trunk can be run without.
     pub fn new(model: FileView<'_>, draft: Option<FileView<'_>>, strict: bool) -> Result<Self, ModelError> {
@@ -79,8 +79,13 @@ impl Plan {
             }
             None => own_block(&mut b, model, table, head),
         };
-        let nextn: Vec<String> = (model.config.trunk..model.config.blocks.len()).map(|i| format!("blk.{i}.")).collect();
-        b.wants.note_unexpected(|name| nextn.iter().any(|prefix| name.starts_with(prefix.as_str())));
+        // Announced NextN blocks that are not used, because of a sidecar or a fault, belong to the model all the same.
+        let unused = match status {
+            MtpStatus::Own => 0..0,
+            MtpStatus::Sidecar | MtpStatus::Unavailable(_) => model.config.trunk..model.config.blocks.len(),
+        };
+        let unused: Vec<String> = unused.map(|i| format!("blk.{i}.")).collect();
+        b.wants.note_unexpected(|name| unused.iter().any(|prefix| name.starts_with(prefix.as_str())));
 
         let Builder { wants, buffers, kv, delta, config } = b;
         let Wants { matrices, vectors, report, .. } = wants;

@@ -4,9 +4,9 @@ use std::collections::{HashMap, HashSet};
 
 use engine_io::TensorType;
 use engine_io::gguf::TensorInfo;
-use engine_io::names::{Preflight, Unsupported, WrongShape};
 use engine_kernels::Quant;
 
+use super::preflight::{Preflight, Unsupported, WrongShape};
 use super::program::{MatrixId, VectorId};
 
 /// Which file a tensor comes from.

@@ -179,6 +179,28 @@ mod tests {
         assert_eq!(run(&[b"\xf0\x9f", b"X"], &stop), ("|\u{fffd}".to_owned(), Some(0)));
     }
 
+    /// Bytes that begin, continue, end and break characters, in all orders and cuts.
+    #[test]
+    fn any_bytes_in_any_pieces_are_their_lossy_text() {
+        let bytes = [b'a', 0x80, 0xa0, 0xc3, 0xe2, 0xed, 0xf0, 0x9f, 0xff];
+        let mut whole = [0; 4];
+        for n in 0..bytes.len().pow(4) {
+            for (i, byte) in whole.iter_mut().enumerate() {
+                *byte = bytes[n / bytes.len().pow(i as u32) % bytes.len()];
+            }
+            let expected = String::from_utf8_lossy(&whole);
+            for cuts in 0..1 << 3 {
+                let mut pieces = vec![&whole[..]];
+                for at in (1..4).filter(|at| cuts >> (at - 1) & 1 == 1) {
+                    let last = pieces.pop().unwrap();
+                    let (head, tail) = last.split_at(at - (4 - last.len()));
+                    pieces.extend([head, tail]);
+                }
+                assert_eq!(run(&pieces, &Stop::default()).0.replace('|', ""), expected, "{pieces:x?}");
+            }
+        }
+    }
+
     #[test]
     fn any_cut_into_tokens_gives_the_same_text() {
         let whole = "aaENaENDbb\u{20ac}END".as_bytes();

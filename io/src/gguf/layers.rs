@@ -25,29 +25,16 @@ impl LayerCounts {
     /// [`Error::MissingKey`], [`Error::WrongType`], [`Error::OutOfRange`]; [`Error::Inconsistent`] unless
     /// `0 <= nextn_predict_layers < block_count`.
     pub fn read(meta: &Meta, architecture: &str) -> Result<Self> {
-        Self::read_with(meta, architecture, |counts| counts.nextn < counts.all, "below")
-    }
-
-    /// Reads the counts of a file that is known to hold a head alone (a sidecar): `block_count` is the target's or
-    /// just the head's, so `1 <= nextn_predict_layers <= block_count`.
-    ///
-    /// # Errors
-    /// As [`Self::read`].
-    pub fn read_head(meta: &Meta, architecture: &str) -> Result<Self> {
-        Self::read_with(meta, architecture, |counts| (1..=counts.all).contains(&counts.nextn), "from 1 to")
-    }
-
-    fn read_with(meta: &Meta, architecture: &str, fits: impl Fn(Self) -> bool, bound: &str) -> Result<Self> {
-        let all_key = keys::arch(architecture, keys::suffix::BLOCK_COUNT);
-        let nextn_key = keys::arch(architecture, keys::suffix::NEXTN_PREDICT_LAYERS);
+        let all_key = keys::arch(architecture, keys::BLOCK_COUNT);
+        let nextn_key = keys::arch(architecture, keys::NEXTN_PREDICT_LAYERS);
         let counts = Self { all: meta.require_u32(&all_key)?, nextn: meta.get_u32(&nextn_key)?.unwrap_or(0) };
         if counts.all == 0 {
             return Err(meta.out_of_range(&all_key, 0, "at least 1"));
         }
-        if !fits(counts) {
+        if counts.nextn >= counts.all {
             return Err(meta.inconsistent(
                 format!("{nextn_key} = {} and {all_key} = {}", counts.nextn, counts.all),
-                format!("{nextn_key} {bound} {all_key}, which counts trunk and NextN blocks; convert the model again"),
+                format!("{nextn_key} below {all_key}, which counts trunk and NextN blocks; convert the model again"),
             ));
         }
         Ok(counts)
@@ -84,19 +71,6 @@ impl LayerCounts {
             None => return Ok(None),
             Some(Value::Array(_)) => meta.get_u32_array(key)?.map(PerLayer::Array),
             Some(_) => meta.get_u32(key)?.map(PerLayer::Scalar),
-        };
-        found.map(|v| self.spread(meta, key, v, head)).transpose()
-    }
-
-    /// Floats per block, as [`Self::per_layer_u32`].
-    ///
-    /// # Errors
-    /// [`Error::PerLayerLength`], [`Error::WrongType`], [`Error::OutOfRange`].
-    pub fn per_layer_f32(self, meta: &Meta, key: &str, head: f32) -> Result<Option<Vec<f32>>> {
-        let found = match meta.get(key) {
-            None => return Ok(None),
-            Some(Value::Array(_)) => meta.get_f32_array(key)?.map(PerLayer::Array),
-            Some(_) => meta.get_f32(key)?.map(PerLayer::Scalar),
         };
         found.map(|v| self.spread(meta, key, v, head)).transpose()
     }

@@ -412,14 +412,6 @@ impl Meta {
         self.get_int_array(key, i32::MIN, i32::MAX)
     }
 
-    /// An array of integers of any width that fit a u64. `None` if absent.
-    ///
-    /// # Errors
-    /// [`Error::WrongType`], [`Error::OutOfRange`].
-    pub fn get_u64_array(&self, key: &str) -> Result<Option<Vec<u64>>> {
-        self.get_int_array(key, u64::MIN, u64::MAX)
-    }
-
     /// An array of floats of either width. `None` if absent.
     ///
     /// # Errors
@@ -431,19 +423,6 @@ impl Meta {
             Value::Array(Array::F64(v)) => Ok(Some(v.iter().map(|&x| x as f32).collect())),
             Value::Array(a) if a.is_empty() => Ok(Some(Vec::new())),
             other => Err(self.wrong_type(key, other, "an array of floats")),
-        }
-    }
-
-    /// An array of booleans. `None` if absent.
-    ///
-    /// # Errors
-    /// [`Error::WrongType`].
-    pub fn get_bool_array(&self, key: &str) -> Result<Option<Vec<bool>>> {
-        match self.get(key) {
-            None => Ok(None),
-            Some(Value::Array(Array::Bool(v))) => Ok(Some(v.clone())),
-            Some(Value::Array(a)) if a.is_empty() => Ok(Some(Vec::new())),
-            Some(other) => Err(self.wrong_type(key, other, "an array of bools")),
         }
     }
 
@@ -461,14 +440,6 @@ impl Meta {
     /// [`Error::MissingKey`], [`Error::WrongType`], [`Error::OutOfRange`].
     pub fn require_u32(&self, key: &str) -> Result<u32> {
         self.require(key, self.get_u32(key))
-    }
-
-    /// [`Self::get_f32`] of a required key.
-    ///
-    /// # Errors
-    /// [`Error::MissingKey`], [`Error::WrongType`], [`Error::OutOfRange`].
-    pub fn require_f32(&self, key: &str) -> Result<f32> {
-        self.require(key, self.get_f32(key))
     }
 
     /// [`Self::get_str`] of a required key.

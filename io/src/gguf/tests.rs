@@ -287,7 +287,6 @@ fn unknown_types_stop_the_parse() {
     }
     for ty in TensorType::ALL {
         assert_eq!(TensorType::from_id(ty.id()), Some(*ty));
-        assert_eq!(TensorType::from_name(ty.name()), Some(*ty));
         let file = Raw::new(1, 0).tensor("w", &[ty.block_len()], ty.id(), 0).data(ty.block_bytes() as usize);
         assert_eq!(file.parse().unwrap().tensors[0].bytes, ty.block_bytes());
     }
@@ -405,18 +404,16 @@ fn integers_of_any_width_are_read_within_range() {
     assert_eq!(meta.get_u32("absent").unwrap(), None);
     assert_is!(meta.get_f32("nan").unwrap_err(), Error::OutOfRange { .. });
     assert_is!(meta.get_f32("huge").unwrap_err(), Error::OutOfRange { .. });
-    assert_eq!(meta.require_f32("eps").unwrap(), 1e-6);
+    assert_eq!(meta.get_f32("eps").unwrap(), Some(1e-6));
     assert_is!(meta.get_f32("n0").unwrap_err(), Error::WrongType { .. });
     assert_is!(meta.get_bool("n0").unwrap_err(), Error::WrongType { .. });
     assert_is!(meta.get_str("n0").unwrap_err(), Error::WrongType { .. });
     assert_is!(meta.get_str("text").unwrap_err(), Error::OutOfRange { .. });
     assert_eq!(meta.get_i32_array("types32").unwrap(), Some(vec![1, 3]));
     assert_eq!(meta.get_i32_array("types64").unwrap(), Some(vec![1, 3]));
-    assert_eq!(meta.get_u64_array("types64").unwrap(), Some(vec![1, 3]));
     refused(&meta.get_u32_array("negative").unwrap_err(), "negative[1] = -3");
     assert_is!(meta.get_u32_array("n0").unwrap_err(), Error::WrongType { .. });
     assert_is!(meta.get_f32_array("types32").unwrap_err(), Error::WrongType { .. });
-    assert_is!(meta.get_bool_array("types32").unwrap_err(), Error::WrongType { .. });
     assert_is!(meta.get_str_array("types32").unwrap_err(), Error::WrongType { .. });
 }
 
@@ -459,12 +456,6 @@ fn block_counts_that_cannot_be_are_refused() {
     }
     assert_is!(read(0, None).unwrap_err(), Error::OutOfRange { .. });
     assert_is!(LayerCounts::read(&Meta::new("m"), "qwen35").unwrap_err(), Error::MissingKey { .. });
-    // A head alone is a kind of its own.
-    let head = |all, nextn| LayerCounts::read_head(&hybrid(all, nextn), "qwen35");
-    assert_eq!(head(1, Some(1)).unwrap().trunk(), 0);
-    assert_eq!(head(49, Some(1)).unwrap().trunk(), 48);
-    assert_is!(head(49, None).unwrap_err(), Error::Inconsistent { .. });
-    assert_is!(head(1, Some(2)).unwrap_err(), Error::Inconsistent { .. });
 }
 
 #[test]
@@ -492,13 +483,11 @@ fn scalar_and_array_forms_give_the_same_plan() {
     meta.push("i", Value::Array(Array::I32(vec![1, 1, 1, 0, 0]))).unwrap();
     meta.push("two", Value::Array(Array::I32(vec![2; 5]))).unwrap();
     meta.push("one", Value::Bool(true)).unwrap();
-    meta.push("f", Value::Array(Array::F32(vec![0.5; 4]))).unwrap();
     let flags = Some(vec![true, true, true, false, false]);
     assert_eq!(layers.per_layer_bool(&meta, "b", false).unwrap(), flags);
     assert_eq!(layers.per_layer_bool(&meta, "i", false).unwrap(), flags);
     assert_eq!(layers.per_layer_bool(&meta, "one", false).unwrap(), Some(vec![true; 5]));
     assert_is!(layers.per_layer_bool(&meta, "two", false).unwrap_err(), Error::OutOfRange { .. });
-    assert_eq!(layers.per_layer_f32(&meta, "f", 1.0).unwrap(), Some(vec![0.5, 0.5, 0.5, 0.5, 1.0]));
 }
 
 #[test]

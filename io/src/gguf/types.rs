@@ -84,11 +84,6 @@ impl TensorType {
         self as u32
     }
 
-    /// The type of this name, in any case (`q4_k`, `Q4_K`).
-    pub fn from_name(name: &str) -> Option<Self> {
-        Self::ALL.iter().copied().find(|t| t.name().eq_ignore_ascii_case(name))
-    }
-
     /// Bytes of a row of `row_len` elements; `None` if it is no whole number of blocks or overflows.
     pub fn row_bytes(self, row_len: u64) -> Option<u64> {
         if !row_len.is_multiple_of(self.block_len()) {

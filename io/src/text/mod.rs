@@ -1,14 +1,14 @@
-//! Text to tokens and back: vocabulary, pre-tokenizers, byte-level BPE, detokeniser, chat templates.
+//! Text to tokens and back: vocabulary, pre-tokenizers, byte-level BPE, chat templates.
 //!
 //! ```text
 //! messages ─► template (minijinja) ─► rendered text ─► special spans | plain spans ─► split ─► bpe ─► ids
-//! ids ─► pieces (bytes) ─► detok (whole characters) ─► text
+//! ids ─► pieces (bytes)
 //! ```
 //!
-//! Knows nothing of requests, sockets or the engine. Nothing here normalises Unicode: the bytes of a text are kept.
+//! Knows nothing of requests, sockets or the engine: bytes become whole characters where stop strings are cut, in the
+//! engine's output state. Nothing here normalises Unicode: the bytes of a text are kept.
 
 pub mod bpe;
-pub mod detok;
 pub mod error;
 pub mod prompt;
 pub mod special;
@@ -20,7 +20,6 @@ pub mod vocab;
 mod alphabet;
 mod load;
 
-pub use detok::Detok;
 pub use error::TextError;
 pub use prompt::{Prompt, Rendered, SpecialSpan};
 pub use split::Pre;

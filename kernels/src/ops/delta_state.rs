@@ -81,10 +81,10 @@ impl DeltaDims {
         self.state_len() + self.tail_len()
     }
 
-    /// Bytes of a [`DeltaLayer`].
+    /// Bytes of a [`DeltaLayer`]; the largest number where it is larger.
     pub fn layer_bytes(&self, slots: usize, log_capacity: usize) -> usize {
         let log_row = 2 * self.channels() + 2 * self.value_heads;
-        4 * slots * (self.saved_len() + log_capacity * log_row)
+        slots.saturating_mul(4 * (self.saved_len() + log_capacity * log_row))
     }
 
     pub(super) fn key_head(&self, value_head: usize) -> usize {

@@ -4,8 +4,8 @@ use crate::cpu::detect::Isa;
 use crate::cpu::lanes::{Kernel, LANES, Simd, Vector, dispatch};
 use crate::cpu::pool::Pool;
 
+use super::GRAIN_ELEMENTS;
 use super::exp::{sigmoid_lanes, silu_lanes};
-use super::{GRAIN_ELEMENTS, grain_rows};
 
 trait Map: Copy + Sync {
     fn at<S: Simd>(self, s: S, a: S::V, b: S::V) -> S::V;
@@ -67,15 +67,6 @@ impl Map for SigmoidProduct {
     }
 }
 
-#[derive(Clone, Copy)]
-struct AddScaled(f32);
-impl Map for AddScaled {
-    #[inline(always)]
-    fn at<S: Simd>(self, s: S, a: S::V, b: S::V) -> S::V {
-        b.mul_add(s.splat(self.0), a)
-    }
-}
-
 /// `dst += x`.
 ///
 /// # Panics
@@ -92,23 +83,6 @@ pub fn silu_mul(pool: &Pool, isa: Isa, gate: &mut [f32], up: &[f32]) {
 /// Output gate: `x *= sigmoid(gate)`.
 pub fn sigmoid_mul(pool: &Pool, isa: Isa, x: &mut [f32], gate: &[f32]) {
     apply(pool, isa, SigmoidProduct, x, gate);
-}
-
-/// `dst[r] += scale[r] * x[r]`, fused.   dst, x: `[rows][width]`, scale: `[rows]`. Experts are combined with it.
-pub fn add_scaled(pool: &Pool, isa: Isa, dst: &mut [f32], x: &[f32], scale: &[f32]) {
-    assert_eq!(dst.len(), x.len(), "operands differ in length");
-    if scale.is_empty() {
-        assert!(dst.is_empty(), "no scale for {} elements", dst.len());
-        return;
-    }
-    let width = dst.len() / scale.len();
-    assert_eq!(width * scale.len(), dst.len(), "{} elements are no {} rows", dst.len(), scale.len());
-    pool.split_rows_mut(dst, width, grain_rows(width), |first, dst| {
-        for (i, dst) in dst.chunks_exact_mut(width).enumerate() {
-            let r = first + i;
-            dispatch(isa, Apply { map: AddScaled(scale[r]), a: dst, b: &x[r * width..(r + 1) * width] });
-        }
-    });
 }
 
 /// Separates what a projection packs per head: `src[n] = [first[n] | second[n]]`, each part `width` long.

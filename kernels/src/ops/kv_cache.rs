@@ -22,16 +22,6 @@ pub enum KvType {
     F16,
 }
 
-impl KvType {
-    /// Bytes of one value.
-    pub fn bytes(self) -> usize {
-        match self {
-            Self::F32 => 4,
-            Self::F16 => 2,
-        }
-    }
-}
-
 /// Geometry of one layer; layers may differ.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct KvGeometry {
@@ -49,7 +39,6 @@ impl KvGeometry {
 
 /// Pages of every layer. Page p is one page in each of them.
 pub struct KvCache {
-    kv_type: KvType,
     pages: usize,
     pub(super) layers: Vec<Layer>,
 }
@@ -180,28 +169,13 @@ impl KvCache {
                 Layer { geometry, payload }
             })
             .collect();
-        Self { kv_type, pages, layers }
+        Self { pages, layers }
     }
 
     /// Bytes of a cache of this shape; the largest number where it is larger.
     pub fn bytes_for(kv_type: KvType, layers: &[KvGeometry], pages: usize) -> usize {
         let page: usize = layers.iter().map(|layer| 2 * layer.page_len() * kv_type.bytes()).sum();
         page.saturating_mul(pages)
-    }
-
-    /// How values are stored.
-    pub fn kv_type(&self) -> KvType {
-        self.kv_type
-    }
-
-    /// Pages.
-    pub fn pages(&self) -> usize {
-        self.pages
-    }
-
-    /// Layers.
-    pub fn layers(&self) -> usize {
-        self.layers.len()
     }
 
     /// Geometry of a layer.

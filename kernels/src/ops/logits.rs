@@ -1,8 +1,6 @@
 //! What is read off a row of logits. NaN never wins, ties go to the lowest id, a row without a finite maximum is
 //! reported as `None`.
 
-use std::cmp::Ordering;
-
 use crate::cpu::detect::Isa;
 use crate::cpu::lanes::{Kernel, LANES, Simd, Vector, dispatch};
 
@@ -38,25 +36,6 @@ pub fn argmax(isa: Isa, row: &[f32]) -> Option<(u32, f32)> {
     }
     let id = row.iter().position(|&x| x == greatest)?;
     Some((id as u32, row[id]))
-}
-
-/// The `k` greatest logits with their ids, best first, ties by ascending id, into `out`. NaN and -inf are left out, so
-/// there may be fewer.
-pub fn top_k(row: &[f32], k: usize, out: &mut Vec<(u32, f32)>) {
-    out.clear();
-    if k == 0 {
-        return;
-    }
-    // `out` is sorted and short; most logits fail the one comparison with its last entry.
-    for (id, &x) in row.iter().enumerate() {
-        let bar = if out.len() == k { out[k - 1].1 } else { f32::NEG_INFINITY };
-        if x.partial_cmp(&bar) != Some(Ordering::Greater) {
-            continue;
-        }
-        out.truncate(k - 1);
-        let at = out.partition_point(|&(_, y)| y >= x);
-        out.insert(at, (id as u32, x));
-    }
 }
 
 struct ExpSum<'a> {
@@ -95,36 +74,6 @@ impl Kernel for ExpSum<'_> {
 pub fn log_sum_exp(isa: Isa, row: &[f32]) -> Option<f32> {
     let (_, max) = argmax(isa, row)?;
     Some((f64::from(max) + dispatch(isa, ExpSum { row, max }).ln()) as f32)
-}
-
-struct Softmax<'a> {
-    row: &'a mut [f32],
-    max: f32,
-    factor: f32,
-}
-
-impl Kernel for Softmax<'_> {
-    type Out = ();
-    #[inline(always)]
-    fn run<S: Simd>(self, s: S) {
-        let (max, factor, lowest) = (s.splat(self.max), s.splat(self.factor), s.splat(f32::NEG_INFINITY));
-        let (lanes, rest) = self.row.as_chunks_mut::<LANES>();
-        for lanes in lanes {
-            exp_lanes(s, s.load(lanes).max(lowest).sub(max)).mul(factor).store(lanes);
-        }
-        if !rest.is_empty() {
-            exp_lanes(s, s.load_partial(rest).max(lowest).sub(max)).mul(factor).store_partial(rest);
-        }
-    }
-}
-
-/// Replaces logits by probabilities, NaN counted as -inf; `false`, and the row untouched, if the greatest logit is not
-/// finite. The sum is that of [`log_sum_exp`].
-pub fn softmax_in_place(isa: Isa, row: &mut [f32]) -> bool {
-    let Some((_, max)) = argmax(isa, row) else { return false };
-    let factor = (1.0 / dispatch(isa, ExpSum { row, max })) as f32;
-    dispatch(isa, Softmax { row, max, factor });
-    true
 }
 
 #[cfg(test)]

@@ -2,6 +2,7 @@
 //! never a panic and never a different model. Each case is a small real model with one thing changed.
 
 use engine::model::load::LoadOptions;
+use engine::model::program::{BufferId, Op};
 use engine::model::{Model, ModelError, MtpStatus};
 use engine_io::gguf::write::Layout;
 use engine_io::gguf::{Array, Meta, Value};
@@ -251,7 +252,46 @@ fn fused_projections_are_the_separate_ones() {
     }
 }
 
-/// Everything that is wrong with the tensors comes in one message.
+/// A tied head is the token table, used and counted once; an own head wins, and what it says is what counts.
+#[test]
+fn tied_embeddings_are_one_matrix() {
+    for path in [LLAMA, QWEN] {
+        let mut edit = edit!(path);
+        let Some(tied) = load(path) else { return };
+        assert!(tied.program.trunk.contains(&Op::Embed { table: tied.program.head, dst: residual(&tied) }), "{path}");
+        if let Some(mtp) = &tied.program.mtp {
+            assert_eq!(mtp.head, tied.program.head, "{path}: the MTP block has the same head");
+        }
+        let logits = |model: Model| {
+            single(&std::sync::Arc::new(model), 32, exact()).trunk(&[5, 9, 80], 3, Want::Probe).logits.clone()
+        };
+        let t = edit.tensor("token_embd.weight");
+        let (dims, mut data) = (t.dims.clone(), t.data.clone());
+        let output = |edit: Edit, data: &[u8]| {
+            let (dims, data) = (dims.clone(), data.to_vec());
+            let mut edit = edit;
+            edit.tensors.push(Tensor { name: "output.weight".into(), dims, kind: TensorType::F32, data });
+            edit
+        };
+        let own = output(edit, &data).load().unwrap();
+        assert_eq!(own.weights.bytes(), tied.weights.bytes() + data.len() as u64, "{path}");
+        assert_ne!(own.program.head, tied.program.head, "{path}");
+        assert!(own.unexpected.is_empty());
+        let tied_logits = logits(edit!(path).load().unwrap());
+        assert_eq!(logits(own), tied_logits, "{path}: a copy of the table is the tied head");
+        let row = dims[0] as usize * 4;
+        data.rotate_left(row);
+        assert_ne!(logits(output(edit!(path), &data).load().unwrap()), tied_logits, "{path}");
+    }
+}
+
+/// The buffer that a trunk starts in.
+fn residual(model: &Model) -> BufferId {
+    let Op::Embed { dst, .. } = model.program.trunk[0] else { panic!("a trunk starts with the embedding") };
+    dst
+}
+
+/// Everything that is wrong with the tensors comes in one message; strict mode adds what nobody asked for.
 #[test]
 fn one_preflight_lists_everything() {
     let mut edit = edit!(LLAMA).drop(|n| n == "blk.0.attn_k.weight" || n == "output_norm.weight");
@@ -259,15 +299,28 @@ fn one_preflight_lists_everything() {
     let t = edit.tensor("blk.2.attn_v.weight");
     (t.kind, t.data) = (TensorType::Tq1_0, Vec::new());
     (t.dims, t.data) = (vec![256, 32], vec![0; 54 * 32]);
-    refused(
-        &edit,
-        &[
-            "blk.0.attn_k.weight is missing",
-            "output_norm.weight is missing",
-            "blk.1.ffn_down.weight has dimensions [64, 128], expected [128, 64]",
-            "TQ1_0",
-        ],
-    );
+    let edit = edit.add("vision.patch.weight", &[4], &[0.0; 4]);
+    let faults = [
+        "blk.0.attn_k.weight is missing",
+        "output_norm.weight is missing",
+        "blk.1.ffn_down.weight has dimensions [64, 128], expected [128, 64]",
+        "blk.2.attn_v.weight has dimensions [256, 32], expected [64, 32]",
+        "type TQ1_0 of 1 tensors (such as blk.2.attn_v.weight) cannot be computed",
+    ];
+    let text = refused(&edit, &faults).to_string();
+    assert!(!text.contains("vision"), "{text}");
+    let strict = Model::load(&edit.file(), None, LoadOptions { strict: true, ..LoadOptions::default() });
+    let text = strict.err().unwrap().to_string();
+    for part in faults.iter().chain(&["edited.gguf", "vision.patch.weight is not known to this architecture"]) {
+        assert!(text.contains(part), "`{text}` does not say `{part}`");
+    }
+    assert_eq!(text.lines().count(), 1 + faults.len() + 1, "a line per fault: {text}");
+
+    // The type of a tensor that nobody reads does not matter.
+    let mut extra = edit!(LLAMA).add("vision.patch.weight", &[256], &[0.0; 256]);
+    let t = extra.tensor("vision.patch.weight");
+    (t.kind, t.data) = (TensorType::Tq1_0, vec![0; 54]);
+    assert_eq!(extra.load().unwrap().unexpected, ["vision.patch.weight"]);
 }
 
 #[test]
@@ -276,6 +329,11 @@ fn unexpected_tensors_are_reported_and_refused_only_if_strict() {
     assert_eq!(edit.load().unwrap().unexpected, ["blk.0.attn_sinks.weight"]);
     let strict = Model::load(&edit.file(), None, LoadOptions { strict: true, ..LoadOptions::default() });
     assert!(strict.err().unwrap().to_string().contains("blk.0.attn_sinks.weight"));
+    // A NextN block that is used is asked for by tensor, as every other; one that is not used is no surprise.
+    let odd = |edit: Edit| edit.add("blk.6.attn_sinks.weight", &[4], &[0.0; 4]);
+    assert_eq!(odd(edit!(QWEN)).load().unwrap().unexpected, ["blk.6.attn_sinks.weight"]);
+    let unused = odd(edit!(QWEN)).drop(|n| n == "blk.6.nextn.hnorm.weight").load().unwrap();
+    assert_eq!((unused.program.mtp.is_none(), unused.unexpected.as_slice()), (true, &[][..]));
     let scaled = edit!(LLAMA).add("blk.0.attn_q.scale", &[1], &[2.0]);
     refused(&scaled, &["blk.0.attn_q.scale"]);
 }
@@ -321,7 +379,17 @@ fn block_counts_include_the_nextn_block() {
         &["blk.6.nextn.*", "no qwen35.nextn_predict_layers"],
     );
     trunk_only(&edit!(QWEN).drop(|n| n.starts_with("blk.6.")), &["nextn_predict_layers = 1", "no blk.6.nextn.*"]);
-    trunk_only(&edit!(QWEN).drop(|n| n == "blk.6.attn_k.weight"), &["blk.6.attn_k.weight is missing"]);
+    for name in ["attn_norm", "attn_q", "attn_k", "attn_v", "attn_output", "attn_q_norm", "attn_k_norm"]
+        .into_iter()
+        .chain(["post_attention_norm", "ffn_gate", "ffn_up", "ffn_down"])
+        .chain(["nextn.eh_proj", "nextn.enorm", "nextn.hnorm"])
+    {
+        let name = format!("blk.6.{name}.weight");
+        trunk_only(&edit!(QWEN).drop(|n| n == name), &[&format!("{name} is missing")]);
+    }
+    // Only the head's own norm, table and head have something that stands in for them.
+    let edit = edit!(QWEN).drop(|n| n == "blk.6.nextn.shared_head_norm.weight").load().unwrap();
+    assert_eq!(edit.mtp, MtpStatus::Own);
     // Two NextN blocks: the second one is a trunk block by its tensors, so only the count is looked at.
     trunk_only(&edit!(QWEN).set(key, Value::U32(2)), &[key, "= 2", "expected 1"]);
 }
@@ -342,6 +410,15 @@ fn the_layer_pattern_stops_at_the_nextn_block() {
     assert_eq!(edit!(QWEN).set(list, trunk).load().unwrap().program, model.program);
     let wrong = Value::Array(Array::Bool(vec![true; 5]));
     refused(&edit!(QWEN).set(list, wrong), &[list, "5", "7", "6"]);
+
+    // Its cache has a geometry of its own, behind the trunk's attention layers, and never an empty one.
+    let kv = "qwen35.attention.head_count_kv";
+    let array = |values: &[u32]| Value::Array(Array::U32(values.to_vec()));
+    let own = edit!(QWEN).set(kv, array(&[0, 0, 2, 0, 0, 2, 2])).load().unwrap();
+    assert_eq!(own.program.kv.len(), 3);
+    assert!(own.program.kv.iter().all(|kv| (kv.kv_heads, kv.head_dim) == (2, own.config.head_dim)));
+    refused(&edit!(QWEN).set(kv, array(&[0, 0, 2, 0, 0, 2, 0])), &[kv, "0 key/value heads", "block 6"]);
+    trunk_only(&edit!(QWEN).set(kv, array(&[0, 0, 2, 0, 0, 2, 1])), &["blk.6.attn_k.weight has dimensions"]);
 }
 
 /// Scalar and array forms of one model give one plan.

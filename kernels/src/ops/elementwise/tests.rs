@@ -1,4 +1,4 @@
-use super::{add, add_scaled, sigmoid_mul, silu_mul, split_halves};
+use super::{add, sigmoid_mul, silu_mul, split_halves};
 use crate::cpu::detect::Isa;
 use crate::cpu::pool::Pool;
 use crate::ops::exp::{exp, sigmoid};
@@ -24,21 +24,6 @@ fn every_length_threads_and_instruction_set_give_the_scalar_formula() {
                     assert_eq!(bits(&dst), bits(&expected), "{len} elements, {isa:?}");
                 }
             }
-        }
-    }
-}
-
-#[test]
-fn add_scaled_is_fused_per_row() {
-    let mut noise = Noise::new(7);
-    let pool = Pool::new(2);
-    for (rows, width) in [(0, 0), (1, 1), (3, 17), (33, 600)] {
-        let (dst, x, scale) = (noise.vec(rows * width), noise.vec(rows * width), noise.vec(rows));
-        let expected: Vec<f32> = (0..rows * width).map(|i| scale[i / width].mul_add(x[i], dst[i])).collect();
-        for isa in Isa::available() {
-            let mut dst = dst.clone();
-            add_scaled(&pool, isa, &mut dst, &x, &scale);
-            assert_eq!(bits(&dst), bits(&expected));
         }
     }
 }

@@ -54,11 +54,6 @@ fn half_precision_rounds_to_nearest_even() {
 }
 
 #[test]
-fn bytes_are_counted() {
-    assert_eq!(KvCache::bytes_for(KvType::F16, &LAYERS, 10), 10 * 2 * 2 * 16 * (32 + 40));
-}
-
-#[test]
 #[should_panic(expected = "page 3 of 3")]
 fn a_page_out_of_range_is_refused() {
     KvCache::new(KvType::F32, &LAYERS, 3).store(0, 3, 0, &[0.0; 32], &[0.0; 32]);
