@@ -22,6 +22,16 @@ pub enum KvType {
     F16,
 }
 
+impl KvType {
+    /// Bytes of one value.
+    pub fn bytes(self) -> usize {
+        match self {
+            Self::F32 => 4,
+            Self::F16 => 2,
+        }
+    }
+}
+
 /// Geometry of one layer; layers may differ.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct KvGeometry {
