@@ -62,6 +62,9 @@ pub struct LowArgs {
     /// A GGUF file, any shard of a split one, or a directory that holds one. Without it the built-in model is served.
     #[arg(long, short = 'm', value_name = "PATH")]
     pub model: Option<PathBuf>,
+    /// An MTP sidecar of the model: its block drafts instead of the model's own [also: --draft-model, -md]
+    #[arg(long, alias = "draft-model", value_name = "SIDECAR.gguf")]
+    pub spec_draft_model: Option<PathBuf>,
     /// Who drafts where a request does not say.
     #[arg(long, value_enum, default_value = "auto")]
     pub spec_strategy: StrategyFlag,
@@ -137,7 +140,7 @@ pub struct LowArgs {
 }
 
 /// Single-dash names of several letters, which llama-server has and clap does not know.
-const ALIASES: [(&str, &str); 2] = [("-np", "--parallel"), ("-ub", "--prefill-chunk")];
+const ALIASES: [(&str, &str); 3] = [("-np", "--parallel"), ("-ub", "--prefill-chunk"), ("-md", "--spec-draft-model")];
 
 impl LowArgs {
     /// Parses a command line, program name first.
@@ -256,7 +259,7 @@ impl ServeArgs {
 }
 
 /// Physical cores this process may use: two hardware threads of a core share its arithmetic units.
-fn physical_cores() -> usize {
+pub fn physical_cores() -> usize {
     let available = std::thread::available_parallelism().map_or(1, |n| n.get());
     let text = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let values = |name: &str| -> Vec<String> {

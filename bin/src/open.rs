@@ -64,8 +64,15 @@ impl Opened {
     /// # Errors
     /// What the reader or the loader refuses.
     pub fn new(source: &ModelSource, open: OpenOptions, load: LoadOptions) -> Result<Self, ModelError> {
-        let file = source.open(open)?;
-        let model = Arc::new(Model::load(&file, None, load)?);
+        Self::of(source.open(open)?, None, load)
+    }
+
+    /// Loads an open file, with the MTP block of `draft` if given.
+    ///
+    /// # Errors
+    /// What the loader refuses.
+    pub fn of(file: ModelFile, draft: Option<&ModelFile>, load: LoadOptions) -> Result<Self, ModelError> {
+        let model = Arc::new(Model::load(&file, draft, load)?);
         let tokenizer = Arc::new(Tokenizer::from_meta(file.meta())?);
         let pieces = Arc::new(pieces(&tokenizer));
         Ok(Self { file, model, tokenizer, pieces })

@@ -30,6 +30,9 @@ pub const SUFFIX_CANDIDATES: usize = 16;
 const _: () = assert!(WINDOW_MAX < STEP_ROWS_MAX, "a full window fits a step");
 const _: () = assert!(ATTENTION_SPLIT.is_multiple_of(PAGE_TOKENS), "a split is whole pages");
 
+/// Submissions that wait for admission, by default.
+pub const WAITING_MAX: usize = 256;
+
 /// Capacities fixed when the world is built.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Limits {
@@ -111,7 +114,7 @@ impl Limits {
             step_rows: STEP_ROWS_MAX,
             prefill_chunk: STEP_ROWS_MAX,
             window_max: WINDOW_MAX_DEFAULT,
-            waiting: 256,
+            waiting: WAITING_MAX,
             events: 4096,
             checkpoints: 0,
         }

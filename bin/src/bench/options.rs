@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use crate::flags::physical_cores;
 use clap::{Args, ValueEnum};
 use engine::exec::{Activation, CpuExecutor, ExecOptions, Isa, KvType, SizeError};
 use engine::limits::Limits;
@@ -52,7 +53,7 @@ pub struct RunFlags {
     #[arg(long, visible_alias = "spec-draft-model", value_name = "SIDECAR.gguf")]
     pub draft_model: Option<PathBuf>,
     /// Workers, the main thread included.
-    #[arg(long, short = 't', default_value_t = default_threads(), value_parser = within(1, THREADS_MAX))]
+    #[arg(long, short = 't', default_value_t = physical_cores(), value_parser = within(1, THREADS_MAX))]
     pub threads: usize,
     /// Storage of keys and values.
     #[arg(long, value_enum, default_value = "f16")]
@@ -71,25 +72,7 @@ pub struct RunFlags {
     pub strict: bool,
 }
 
-fn default_threads() -> usize {
-    std::thread::available_parallelism().map_or(1, |n| n.get())
-}
-
 impl RunFlags {
-    /// The flags' defaults for `model`: what a test or another verb starts from.
-    pub fn for_model(model: impl Into<PathBuf>) -> Self {
-        Self {
-            model: model.into(),
-            draft_model: None,
-            threads: default_threads(),
-            kv_type: KvFlag::F16,
-            exact_activations: false,
-            no_mmap: false,
-            repack: RepackFlag::Auto,
-            strict: false,
-        }
-    }
-
     /// Opens and loads the model.
     ///
     /// # Errors

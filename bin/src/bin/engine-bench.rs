@@ -78,11 +78,13 @@ fn print(value: &impl serde::Serialize) -> Result<(), Failure> {
 }
 
 fn main() -> ExitCode {
-    let done = match Cli::parse().verb {
+    let verb = Cli::parse().verb;
+    let guarded = engine_io::mmap::install_fault_handler().map_err(|error| Failure::Failed(chain(&error)));
+    let done = guarded.and_then(|()| match verb {
         Verb::Eval(flags) => run_eval(&flags),
         Verb::Ppl(flags) => run_ppl(&flags),
         Verb::Speed(flags) => run_speed(&flags),
-    };
+    });
     let (code, text) = match done {
         Ok(()) => return ExitCode::SUCCESS,
         Err(Failure::Refused(text)) => (3, text),

@@ -44,7 +44,9 @@ fn main() -> ExitCode {
 }
 
 fn run(args: &ServeArgs) -> Result<u8, Box<dyn std::error::Error>> {
-    let context = args.context(start::context_train(args)?);
+    engine_io::mmap::install_fault_handler()?;
+    let files = start::open(args)?;
+    let context = args.context(start::context_train(&files)?);
     if args.low.limits {
         print!("{}", limits_table(context));
         return Ok(0);
@@ -56,7 +58,7 @@ fn run(args: &ServeArgs) -> Result<u8, Box<dyn std::error::Error>> {
         ..Config::local(args.low.port, context)
     };
     let mut server = Server::start(config)?;
-    let (parts, engine) = start::load(args)?;
+    let (parts, engine) = start::load(args, files)?;
     let model = parts.info.id.clone();
     let strategy = parts.spec.default.strategy.name();
     server.serve(parts)?;

@@ -14,7 +14,7 @@ use crate::serve::conns::{Asked, Busy, Conn, Phase, Reading, set_options};
 use crate::serve::error::ApiError;
 use crate::serve::gate::{Decision, Gate};
 use crate::serve::http::{Decoder, Head, HeadError, Method, Reply, head, response};
-use crate::serve::link::{Exchange, Request, Shared, State, ToFront, ToText};
+use crate::serve::link::{Body, Exchange, Request, Shared, State, ToFront, ToText};
 use crate::serve::random::Random;
 use crate::serve::routes::{self, Route};
 use crate::serve::{Config, Exit, limits};
@@ -50,7 +50,6 @@ pub(crate) struct Front {
     backlog: std::collections::VecDeque<ToText>,
     random: Random,
     serial: u64,
-    bodies_bytes: usize,
     next_check: Option<Instant>,
     /// When a shutdown stops waiting, and whether it has told `text` so.
     ends_at: Option<(Instant, bool)>,
@@ -84,7 +83,6 @@ impl Front {
             backlog: Default::default(),
             random: Random::new(),
             serial: 0,
-            bodies_bytes: 0,
             next_check: None,
             ends_at: None,
             exit: None,
@@ -346,7 +344,7 @@ impl Front {
             shared: &self.shared,
             keys: &self.keys,
             body_limit: self.config.body_limit,
-            bodies_bytes: self.bodies_bytes,
+            bodies_bytes: self.shared.bodies_bytes(),
             reserved: conn.reserved,
             queue_full: self.to_text.is_full(),
         };
@@ -358,7 +356,8 @@ impl Front {
                     conn.push(b"HTTP/1.1 100 Continue\r\n\r\n", now);
                 }
                 if decoder.done() {
-                    self.dispatch(conn, index, &head, route, asked, Vec::new(), now);
+                    let none = Body::new(Vec::new(), Arc::clone(&self.shared));
+                    self.dispatch(conn, index, &head, route, asked, none, now);
                 } else {
                     let reading = Reading { head, route, asked, decoder, body: Vec::new(), since: now, last: now };
                     conn.phase = Phase::Body(Box::new(reading));
@@ -396,10 +395,10 @@ impl Front {
         let before = body.len();
         let fed = decoder.feed(&conn.input, |bytes| body.extend_from_slice(bytes));
         let (grown, done) = (body.len() - before, decoder.done());
-        self.bodies_bytes += grown;
+        self.shared.bodies_more(grown);
         let over = if body.len() > self.config.body_limit {
             Some(ApiError::too_large(self.config.body_limit))
-        } else if self.bodies_bytes > limits::BODIES_BYTES {
+        } else if self.shared.bodies_bytes() > limits::BODIES_BYTES {
             Some(ApiError::queue_full(1))
         } else {
             None
@@ -419,7 +418,7 @@ impl Front {
             unreachable!("matched above")
         };
         let Reading { head, route, asked, body, .. } = *reading;
-        self.bodies_bytes -= body.len();
+        let body = Body::new(body, Arc::clone(&self.shared));
         match error {
             Some(error) => self.answer_and_close(conn, Some(asked), &Reply::from(&error), now),
             None => self.dispatch(conn, index, &head, route, asked, body, now),
@@ -435,7 +434,7 @@ impl Front {
         head: &Head,
         route: Route,
         mut asked: Asked,
-        body: Vec<u8>,
+        body: Body,
         now: Instant,
     ) {
         asked.received = now;
@@ -585,7 +584,7 @@ impl Front {
                 self.count(&busy.asked, 499);
                 self.note(ToText::Gone(Exchange { conn: index, serial: busy.serial }));
             }
-            Phase::Body(reading) => self.bodies_bytes -= reading.body.len(),
+            Phase::Body(reading) => self.shared.bodies_less(reading.body.len()),
             _ => {}
         }
         self.free.push(index);
@@ -618,7 +617,7 @@ impl Front {
                 self.answer_and_close(&mut conn, None, &Reply::from(&ApiError::timeout("the request head")), now);
             }
             Phase::Body(reading) => {
-                self.bodies_bytes -= reading.body.len();
+                self.shared.bodies_less(reading.body.len());
                 let asked = reading.asked.clone();
                 self.answer_and_close(&mut conn, Some(asked), &Reply::from(&ApiError::timeout("the body")), now);
             }

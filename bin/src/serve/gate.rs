@@ -23,7 +23,7 @@ pub(crate) struct Gate<'a> {
     pub shared: &'a Shared,
     pub keys: &'a Keys,
     pub body_limit: usize,
-    /// Bodies being read on all connections.
+    /// Bytes of the bodies of all connections.
     pub bodies_bytes: usize,
     /// The connection is one of those kept for `/livez` and `/metrics`.
     pub reserved: bool,

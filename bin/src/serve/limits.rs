@@ -14,6 +14,8 @@ pub(crate) const BODY_BYTES_MIN: usize = 32 * 1024 * 1024;
 pub(crate) const BODY_BYTES_PER_TOKEN: usize = 16;
 /// Bodies held by all connections together.
 pub(crate) const BODIES_BYTES: usize = 1024 * 1024 * 1024;
+/// Choices of one request: what an idle engine has room for in its queue.
+pub(crate) const CHOICES_WAITING: usize = engine::limits::WAITING_MAX;
 /// Chunk extensions, and trailers, of one body.
 pub(crate) const CHUNK_EXTRA_BYTES: usize = 16 * 1024;
 /// From the first byte of a head to its end.

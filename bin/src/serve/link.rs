@@ -2,7 +2,7 @@
 //! no socket.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 use std::time::Instant;
 
 use parking_lot::{Mutex, RwLock};
@@ -21,12 +21,45 @@ pub(crate) struct Exchange {
     pub serial: u64,
 }
 
+/// A body that was read whole. Its bytes count against the bound on all bodies until it is dropped.
+pub(crate) struct Body {
+    bytes: Vec<u8>,
+    shared: Arc<Shared>,
+}
+
+impl Body {
+    /// `bytes` are counted in `shared` already.
+    pub(crate) fn new(bytes: Vec<u8>, shared: Arc<Shared>) -> Self {
+        Self { bytes, shared }
+    }
+}
+
+impl std::ops::Deref for Body {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+impl std::fmt::Debug for Body {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Body({} B)", self.bytes.len())
+    }
+}
+
+impl Drop for Body {
+    fn drop(&mut self) {
+        self.shared.bodies_less(self.bytes.len());
+    }
+}
+
 /// A request whose framing, path, method and key were found in order.
 #[derive(Debug)]
 pub(crate) struct Request {
     pub exchange: Exchange,
     pub route: Route,
-    pub body: Vec<u8>,
+    pub body: Body,
     pub received: Instant,
     /// `x-session-id`, echoed.
     pub session: Option<String>,
@@ -78,6 +111,8 @@ pub(crate) enum State {
 /// Facts both threads look at.
 pub(crate) struct Shared {
     state: AtomicU8,
+    /// Bytes of the bodies of all connections: being read, waiting for `text`, or being worked on by it.
+    bodies_bytes: AtomicUsize,
     /// Counters; taken for a moment by either thread.
     pub metrics: Mutex<Metrics>,
     /// `/v1/models` entry, once a model is loaded.
@@ -87,7 +122,24 @@ pub(crate) struct Shared {
 impl Shared {
     pub(crate) fn new() -> Self {
         let metrics = Mutex::new(Metrics::default());
-        Self { state: AtomicU8::new(State::Loading as u8), metrics, model: RwLock::new(None) }
+        let state = AtomicU8::new(State::Loading as u8);
+        Self { state, bodies_bytes: AtomicUsize::new(0), metrics, model: RwLock::new(None) }
+    }
+
+    /// Bytes of all bodies held.
+    pub(crate) fn bodies_bytes(&self) -> usize {
+        self.bodies_bytes.load(Ordering::Relaxed)
+    }
+
+    /// A body grew.
+    pub(crate) fn bodies_more(&self, bytes: usize) {
+        self.bodies_bytes.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// A body, or a part of one, is gone.
+    pub(crate) fn bodies_less(&self, bytes: usize) {
+        let before = self.bodies_bytes.fetch_sub(bytes, Ordering::Relaxed);
+        debug_assert!(before >= bytes, "bodies are counted before they are dropped");
     }
 
     pub(crate) fn state(&self) -> State {

@@ -60,35 +60,43 @@ impl LoadError {
     }
 }
 
-fn source(args: &ServeArgs) -> ModelSource {
-    args.low.model.clone().into()
+/// The files that the flags name.
+pub struct Files {
+    model: ModelFile,
+    draft: Option<ModelFile>,
 }
 
-/// Opens the model that the flags name, or the built-in one, and reads how many tokens it was made for.
+/// Opens the model that the flags name, or the built-in one, and the MTP sidecar.
 ///
 /// # Errors
-/// If the file cannot be opened or its hyperparameters cannot be read.
-pub fn context_train(args: &ServeArgs) -> Result<usize, LoadError> {
-    let file = source(args).open(open_options(args))?;
-    Ok(engine::model::Config::read(file.meta())?.context_train)
+/// If a file cannot be opened.
+pub fn open(args: &ServeArgs) -> Result<Files, LoadError> {
+    let options = OpenOptions { mmap: !args.low.no_mmap, strict: args.low.strict };
+    let model = ModelSource::from(args.low.model.clone()).open(options)?;
+    let draft = args.low.spec_draft_model.as_ref().map(|path| ModelFile::open(path, options)).transpose()?;
+    Ok(Files { model, draft })
 }
 
-fn open_options(args: &ServeArgs) -> OpenOptions {
-    OpenOptions { mmap: !args.low.no_mmap, strict: args.low.strict }
+/// How many tokens the model was made for.
+///
+/// # Errors
+/// If its hyperparameters cannot be read.
+pub fn context_train(files: &Files) -> Result<usize, LoadError> {
+    Ok(engine::model::Config::read(files.model.meta())?.context_train)
 }
 
 /// Loads the model and starts its engine.
 ///
 /// # Errors
 /// [`LoadError`].
-pub fn load(args: &ServeArgs) -> Result<(Parts, EngineHandle), LoadError> {
+pub fn load(args: &ServeArgs, files: Files) -> Result<(Parts, EngineHandle), LoadError> {
     let repack = match args.low.repack {
         RepackFlag::Auto => Repack::Auto,
         RepackFlag::On => Repack::On,
         RepackFlag::Off => Repack::Off,
     };
     let load = LoadOptions { repack, strict: args.low.strict };
-    let Opened { file, model, tokenizer, pieces } = Opened::new(&source(args), open_options(args), load)?;
+    let Opened { file, model, tokenizer, pieces } = Opened::of(files.model, files.draft.as_ref(), load)?;
     for warning in file.warnings() {
         tracing::warn!("{warning}");
     }

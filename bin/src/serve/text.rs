@@ -276,8 +276,19 @@ impl Text {
             let error = ApiError::context_length(prompt.len(), n_ctx, ready.prompt_param);
             return self.send(ToFront::Reply(exchange, Reply::from(&error)));
         }
+        let count = ready.prompts.len() * ready.params.n;
+        if count > limits::CHOICES_WAITING {
+            // Asking again would not help: not even an idle server has room for all of them.
+            let message = format!(
+                "{} prompts with n = {} are {count} choices; at most {} fit one request",
+                ready.prompts.len(),
+                ready.params.n,
+                limits::CHOICES_WAITING
+            );
+            let error = ApiError::invalid_value("n", message);
+            return self.send(ToFront::Reply(exchange, Reply::from(&error)));
+        }
         let Ready { params, dialect, prompts, lead, logprobs, ignored, prompt_param } = ready;
-        let count = prompts.len() * params.n;
         let prompt_tokens: Vec<usize> = prompts.iter().map(Vec::len).collect();
         let mut headers = vec![("X-Engine-Prompt-Tokens", prompt_tokens.iter().sum::<usize>().to_string())];
         if let Some(names) = header_list(&ignored) {

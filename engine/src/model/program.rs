@@ -53,7 +53,7 @@ impl BufferId {
 /// One operation. Widths are those of the buffers; `rows` is the batch's.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Op {
-    /// dst[r] = row `token[r]` of the table.
+    /// `dst[r]` = row `token[r]` of the table.
     Embed {
         /// `[vocab][d_model]`.
         table: MatrixId,
@@ -85,7 +85,7 @@ pub enum Op {
         /// Matrices `[n][k]` and their destinations `[rows][n]`.
         outputs: Vec<(MatrixId, BufferId)>,
     },
-    /// dst[r] += bias.
+    /// `dst[r]` += bias.
     AddBias {
         /// `[rows][n]`.
         dst: BufferId,

@@ -7,6 +7,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
+use engine_tests::fixtures::fixture;
 use serde_json::json;
 
 use super::client::{Client, DEADLINE, ask, post};
@@ -37,11 +38,15 @@ struct Running {
 
 impl Running {
     fn start(flags: &[&str]) -> Self {
+        Self::start_with(flags, Stdio::null())
+    }
+
+    fn start_with(flags: &[&str], stderr: Stdio) -> Self {
         let mut child = Command::new(program())
             .args(["--port", "0", "--threads", "1"])
             .args(flags)
             .stdout(Stdio::piped())
-            .stderr(Stdio::null())
+            .stderr(stderr)
             .spawn()
             .unwrap();
         let mut line = String::new();
@@ -90,6 +95,44 @@ fn a_signal_ends_it_with_zero() {
         running.signal(signal);
         assert_eq!(running.end().code(), Some(0), "{signal}");
     }
+}
+
+#[test]
+fn a_model_file_that_shrinks_ends_it_with_a_message() {
+    let Some(model) = fixture("qwen35-tiny/qwen35-tiny-Q8_0.gguf") else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("shrinking.gguf");
+    std::fs::copy(model, &file).unwrap();
+    let flags = ["--model", file.to_str().unwrap(), "--repack", "off"];
+    let mut running = Running::start_with(&flags, Stdio::piped());
+    std::fs::OpenOptions::new().write(true).open(&file).unwrap().set_len(4096).unwrap();
+    let mut client = Client::connect(running.address);
+    client.send(post("/v1/completions", &json!({"prompt": "int main", "max_tokens": 4}).to_string()));
+    assert_eq!(running.end().code(), Some(1));
+    let mut text = String::new();
+    running.child.stderr.take().unwrap().read_to_string(&mut text).unwrap();
+    assert!(text.contains("shrinking.gguf: the model file became shorter"), "{text}");
+}
+
+#[test]
+fn a_sidecar_drafts_for_a_model_without_a_head() {
+    let (Some(model), Some(head)) = (
+        fixture("qwen35-tiny/qwen35-tiny-nomtp-Q8_0-00001-of-00003.gguf"),
+        fixture("qwen35-tiny/mtp-qwen35-tiny-Q8_0.gguf"),
+    ) else {
+        return;
+    };
+    let (model, head) = (model.to_str().unwrap(), head.to_str().unwrap());
+    let body = json!({"prompt": "static int f(int x) {\n    return", "max_tokens": 48, "temperature": 0,
+        "speculative": {"strategy": "mtp", "window": {"policy": "fixed", "initial": 3}}});
+    let alone = Running::start(&["--model", model]);
+    let refused = ask(alone.address, "/v1/completions", &body);
+    assert_eq!((refused.status, refused.json()["error"]["code"].as_str()), (400, Some("strategy_unavailable")));
+    let drafted = Running::start(&["--model", model, "-md", head]);
+    let answer = ask(drafted.address, "/v1/completions", &body).json();
+    assert!(answer["speculation"]["proposers"]["mtp"]["accepted_n"].as_u64() > Some(0), "{answer}");
+    let (code, _, text) = run(&["--model", model, "--spec-draft-model", model]);
+    assert_eq!(code, Some(3), "{text}");
 }
 
 #[test]
