@@ -182,16 +182,18 @@ fn random_cells_commit_the_same_ids() {
         .expect("every cell equals its reference");
 }
 
-/// The whole grid, once: `IDENTITY_GRID=1 cargo test --release -p engine-tests --test it whole_grid -- --nocapture`.
+/// The whole grid of one model, or of `all`:
+/// `IDENTITY_GRID=built-in cargo test --release -p engine-tests --test it whole_grid -- --nocapture`.
 /// Prints one line a model: cells, and a hash over the reference ids that all of them gave.
 #[test]
 fn whole_grid() {
-    if std::env::var_os("IDENTITY_GRID").is_none() {
+    let Some(wanted) = std::env::var_os("IDENTITY_GRID") else {
         skip("the whole identity grid", "IDENTITY_GRID is not set; the covering set and random cells ran");
         return;
-    }
+    };
     let subjects = [Some(Subject::built_in()), qwen35_tiny(), smollm2()];
-    for subject in subjects.into_iter().flatten() {
+    let wanted = |s: &Subject| wanted == "all" || wanted == s.name;
+    for subject in subjects.into_iter().flatten().filter(wanted) {
         let references = References::new(&subject);
         let cells = grid(&subject.strategies());
         for cell in &cells {
