@@ -10,3 +10,4 @@ mod smollm;
 mod suffix;
 mod tick;
 mod tidy;
+mod tokenizers;

