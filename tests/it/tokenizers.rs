@@ -1,4 +1,5 @@
-//! The vocabularies of two real models: recorded ids of every string, end tokens, the model's own template.
+//! Recorded ids of reference tokenizers: the three tiny vocabularies, and those of two real models with their end
+//! tokens and template.
 
 use std::path::Path;
 
@@ -85,6 +86,16 @@ fn check_recorded(name: &str, spec: VocabSpec) {
         compared += 1;
     }
     assert!(compared > 200, "{name}: only {compared} strings were compared");
+}
+
+/// One list of tokens and merges under three pre-tokenizers.
+#[test]
+fn tiny_vocabularies_have_the_recorded_ids() {
+    let open = |path: &str| spec_of(&fixture(path).expect("committed"));
+    check_recorded("tiny-qwen35", open("qwen35-tiny/qwen35-tiny-Q8_0.gguf"));
+    let llama = open("llama-tiny/llama-tiny-Q8_0.gguf");
+    check_recorded("tiny-pixtral", VocabSpec { pre: "pixtral".to_owned(), ..llama.clone() });
+    check_recorded("tiny-llama-bpe", llama);
 }
 
 fn ends(tokenizer: &Tokenizer) -> Vec<u32> {
