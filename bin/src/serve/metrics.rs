@@ -91,8 +91,8 @@ impl Metrics {
         self.forced += report.forced;
         self.plain += report.plain;
         self.windows += report.windows;
-        add(&mut self.mtp, &report.mtp);
-        add(&mut self.suffix, &report.suffix);
+        self.mtp.add(&report.mtp);
+        self.suffix.add(&report.suffix);
         self.hits += report.suffix_lookups.hits;
         self.misses += report.suffix_lookups.misses;
         self.skipped += report.suffix_lookups.skipped;
@@ -161,16 +161,6 @@ impl Metrics {
         let _ = writeln!(out, "engine_stream_stall_seconds_total {}", self.stall_ns as f64 / 1e9);
         out
     }
-}
-
-fn add(sum: &mut DraftCounts, c: &DraftCounts) {
-    sum.proposed += c.proposed;
-    sum.trimmed += c.trimmed;
-    sum.drafted += c.drafted;
-    sum.accepted += c.accepted;
-    sum.rejected += c.rejected;
-    sum.unreached += c.unreached;
-    sum.discarded += c.discarded;
 }
 
 fn labelled(label: &str, values: &[(&str, u64)]) -> Vec<(String, u64)> {

@@ -53,14 +53,7 @@ impl Stats<'_> {
     fn drafts(&self, of: impl Fn(&Report) -> DraftCounts) -> DraftCounts {
         let mut sum = DraftCounts::default();
         for report in &self.reports {
-            let c = of(report);
-            sum.proposed += c.proposed;
-            sum.trimmed += c.trimmed;
-            sum.drafted += c.drafted;
-            sum.accepted += c.accepted;
-            sum.rejected += c.rejected;
-            sum.unreached += c.unreached;
-            sum.discarded += c.discarded;
+            sum.add(&of(report));
         }
         sum
     }
