@@ -227,7 +227,7 @@ fn slow_heads_and_bodies_get_408() {
     let bounds = Bounds {
         head_time: Duration::from_millis(80),
         body_idle_time: Duration::from_millis(80),
-        keep_alive_time: Duration::from_millis(150),
+        keep_alive_time: Duration::from_secs(2),
         ..Bounds::default()
     };
     let fake = Fake::bounded(bounds, hello);

@@ -102,7 +102,8 @@ fn a_reader_that_stops_pauses_its_own_row_only() {
 
 #[test]
 fn a_reader_that_never_comes_back_is_dropped() {
-    let bounds = Bounds { stream_buffer: 64 * 1024, stall_time: Duration::from_millis(150), ..Bounds::default() };
+    // Long enough that a starved producer still fills the buffer, and so is paused, before the reader is given up.
+    let bounds = Bounds { stream_buffer: 64 * 1024, stall_time: Duration::from_secs(3), ..Bounds::default() };
     let fake = Fake::bounded(bounds, by_prompt(Script::Endless));
     let mut slow = Client::connect(fake.address());
     slow.send(streamed("hang"));
