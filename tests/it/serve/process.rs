@@ -105,9 +105,11 @@ fn a_model_file_that_shrinks_ends_it_with_a_message() {
     std::fs::copy(model, &file).unwrap();
     let flags = ["--model", file.to_str().unwrap(), "--repack", "off"];
     let mut running = Running::start_with(&flags, Stdio::piped());
-    std::fs::OpenOptions::new().write(true).open(&file).unwrap().set_len(4096).unwrap();
+    // Connected first: from the cut on, whatever thread reads a weight ends the program, with or without a request.
     let mut client = Client::connect(running.address);
-    client.send(post("/v1/completions", &json!({"prompt": "int main", "max_tokens": 4}).to_string()));
+    std::fs::OpenOptions::new().write(true).open(&file).unwrap().set_len(4096).unwrap();
+    let request = post("/v1/completions", &json!({"prompt": "int main", "max_tokens": 4}).to_string());
+    let _ = std::io::Write::write_all(&mut client.stream, request.as_ref());
     assert_eq!(running.end().code(), Some(1));
     let mut text = String::new();
     running.child.stderr.take().unwrap().read_to_string(&mut text).unwrap();
