@@ -4,8 +4,8 @@ use crate::cpu::detect::Isa;
 use crate::cpu::lanes::{Kernel, LANES, Simd, Vector, dispatch};
 use crate::cpu::pool::Pool;
 
-use super::GRAIN_ELEMENTS;
-use super::exp::{sigmoid_lanes, silu_lanes};
+use super::exp::{sigmoid, sigmoid_lanes, silu_lanes};
+use super::{GRAIN_ELEMENTS, grain_rows};
 
 trait Map: Copy + Sync {
     fn at<S: Simd>(self, s: S, a: S::V, b: S::V) -> S::V;
@@ -83,6 +83,49 @@ pub fn silu_mul(pool: &Pool, isa: Isa, gate: &mut [f32], up: &[f32]) {
 /// Output gate: `x *= sigmoid(gate)`.
 pub fn sigmoid_mul(pool: &Pool, isa: Isa, x: &mut [f32], gate: &[f32]) {
     apply(pool, isa, SigmoidProduct, x, gate);
+}
+
+struct Square<'a>(&'a mut [f32]);
+
+impl Kernel for Square<'_> {
+    type Out = ();
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        // Operand order: a NaN passes through.
+        let zero = s.splat(0.0);
+        let (lanes, rest) = self.0.as_chunks_mut::<LANES>();
+        for x in lanes {
+            let positive = zero.max(s.load(x));
+            positive.mul(positive).store(x);
+        }
+        if !rest.is_empty() {
+            let positive = zero.max(s.load_partial(rest));
+            positive.mul(positive).store_partial(rest);
+        }
+    }
+}
+
+/// `x = max(x, 0)^2`.
+pub fn relu_squared(pool: &Pool, isa: Isa, x: &mut [f32]) {
+    pool.split_rows_mut(x, 1, GRAIN_ELEMENTS, |_, x| dispatch(isa, Square(x)));
+}
+
+/// One gate a row: `x[r] *= sigmoid(gate[r])`.   x: `[rows][width]`, gate: `[rows]`.
+///
+/// # Panics
+/// If x is not a whole number of elements for every gate.
+pub fn sigmoid_mul_rows(pool: &Pool, x: &mut [f32], gate: &[f32]) {
+    if gate.is_empty() {
+        return assert!(x.is_empty(), "sigmoid_mul_rows: rows without gates");
+    }
+    let width = x.len() / gate.len();
+    assert_eq!(x.len(), gate.len() * width, "sigmoid_mul_rows: {} gates", gate.len());
+    pool.split_rows_mut(x, width, grain_rows(width), |first, x| {
+        for (x, &gate) in x.chunks_exact_mut(width).zip(&gate[first..]) {
+            let gate = sigmoid(gate);
+            x.iter_mut().for_each(|x| *x *= gate);
+        }
+    });
 }
 
 /// Separates what a projection packs per head: `src[n] = [first[n] | second[n]]`, each part `width` long.

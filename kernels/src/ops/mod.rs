@@ -11,6 +11,7 @@ pub mod elementwise;
 pub mod exp;
 pub mod kv_cache;
 pub mod logits;
+pub mod moe;
 pub mod norm;
 pub mod rope;
 
