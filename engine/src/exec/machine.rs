@@ -5,7 +5,7 @@ use std::sync::Arc;
 use engine_kernels::ops::attention::{AttentionScratch, Segment, attention};
 use engine_kernels::ops::delta_net::{self, DeltaInputs, DeltaScratch, DeltaSegment, DeltaWeights, delta_net};
 use engine_kernels::ops::delta_state::DeltaLayer;
-use engine_kernels::ops::elementwise::{add, sigmoid_mul, silu_mul, split_halves};
+use engine_kernels::ops::elementwise::{add, relu_squared, sigmoid_mul, sigmoid_mul_rows, silu_mul, split_halves};
 use engine_kernels::ops::kv_cache::{KvCache, KvType};
 use engine_kernels::ops::norm::{rms_norm, rms_norm_in_place};
 use engine_kernels::ops::rope::{Rope, RopeTable};
@@ -18,6 +18,7 @@ use crate::model::program::{BufferId, MatrixId, Op};
 
 use super::ExecOptions;
 use super::choose::LOGIT_ROWS;
+use super::moe::Mixture;
 
 /// The rows of one pass and who they belong to.
 pub struct Batch<'a> {
@@ -33,13 +34,13 @@ pub struct Batch<'a> {
 
 /// Everything a pass reads and writes but the weights.
 pub struct Machine {
-    pool: Arc<Pool>,
-    isa: Isa,
-    activation: Activation,
+    pub(super) pool: Arc<Pool>,
+    pub(super) isa: Isa,
+    pub(super) activation: Activation,
     /// `[step rows][width]` each, by [`BufferId`].
-    buffers: Vec<Vec<f32>>,
-    width: Vec<usize>,
-    input: InputScratch,
+    pub(super) buffers: Vec<Vec<f32>>,
+    pub(super) width: Vec<usize>,
+    pub(super) input: InputScratch,
     rope: Rope,
     rope_table: RopeTable,
     attention: AttentionScratch,
@@ -54,6 +55,7 @@ pub struct Machine {
     /// Their small weights, as the kernel wants them.
     delta_weights: Vec<DeltaWeights>,
     delta_scratch: DeltaScratch,
+    pub(super) mixture: Mixture,
 }
 
 impl Machine {
@@ -62,7 +64,11 @@ impl Machine {
         let program = &model.program;
         let delta = program.delta.iter().map(|g| g.dims.layer_bytes(limits.slots, limits.window_max));
         let rows = program.buffers.iter().map(|b| 4 * b.width * limits.step_rows);
-        delta.chain(rows).fold(KvCache::bytes_for(kv_type, &program.kv, limits.pages), usize::saturating_add)
+        let mixture = Mixture::bytes_for(model, limits.step_rows);
+        delta
+            .chain(rows)
+            .chain([mixture])
+            .fold(KvCache::bytes_for(kv_type, &program.kv, limits.pages), usize::saturating_add)
     }
 
     /// Buffers for `limits` and `model`.
@@ -102,6 +108,7 @@ impl Machine {
             delta,
             delta_weights,
             delta_scratch: DeltaScratch::default(),
+            mixture: Mixture::new(model, limits.step_rows),
         }
     }
 
@@ -225,6 +232,11 @@ impl Machine {
                     delta_net(&pool, isa, weights, state, batch.delta, inputs, delta_scratch, dst);
                 });
             }
+            Op::SigmoidMulRows { dst, gate } => {
+                self.with(dst, rows, |m, dst| sigmoid_mul_rows(&pool, dst, m.rows(gate, rows)));
+            }
+            Op::ReluSquared { x } => relu_squared(&pool, isa, self.rows_mut(x, rows)),
+            Op::Experts(ref op) => self.experts(model, op, rows),
             Op::SigmoidMul { dst, gate } => {
                 self.with(dst, rows, |m, dst| sigmoid_mul(&pool, isa, dst, m.rows(gate, rows)));
             }
@@ -234,7 +246,7 @@ impl Machine {
     }
 
     /// Lends the rows of one buffer out of the machine, so that the others can be read meanwhile.
-    fn with(&mut self, buffer: BufferId, rows: usize, work: impl FnOnce(&mut Self, &mut [f32])) {
+    pub(super) fn with(&mut self, buffer: BufferId, rows: usize, work: impl FnOnce(&mut Self, &mut [f32])) {
         let mut taken = std::mem::take(&mut self.buffers[buffer.index()]);
         let len = rows * self.width[buffer.index()];
         work(self, &mut taken[..len]);

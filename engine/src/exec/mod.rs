@@ -14,6 +14,7 @@ mod batch;
 mod choose;
 mod cursors;
 mod machine;
+mod moe;
 mod mtp;
 mod slots;
 mod trunk;

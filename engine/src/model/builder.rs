@@ -169,28 +169,6 @@ impl<'a> Builder<'a> {
         ops.push(Op::Add { dst: residual, src: out });
     }
 
-    /// Norm, gated FFN, added onto `residual`.
-    pub fn ffn(&mut self, ops: &mut Vec<Op>, at: Place<'_>, norm: &str, residual: BufferId) {
-        let Place { from, prefix, block, .. } = at;
-        let d = self.config.d_model;
-        let normed = self.row("normed");
-        let out = self.row("out");
-        let gate = self.buffers.get("ffn_gate", block.ffn);
-        let up = self.buffers.get("ffn_up", block.ffn);
-        let name = |part: &str| format!("{prefix}.{part}");
-        self.norm(ops, from, &name(norm), residual, normed);
-        let gate_weight = self.wants.matrix(from, &name("ffn_gate.weight"), block.ffn, d);
-        let up_weight = self.wants.matrix(from, &name("ffn_up.weight"), block.ffn, d);
-        ops.push(Op::MatMul { src: normed, outputs: vec![(gate_weight, gate), (up_weight, up)] });
-        self.bias(ops, from, &name("ffn_gate.bias"), gate, block.ffn);
-        self.bias(ops, from, &name("ffn_up.bias"), up, block.ffn);
-        ops.push(Op::SiluMul { gate, up });
-        let down = self.wants.matrix(from, &name("ffn_down.weight"), d, block.ffn);
-        ops.push(Op::MatMul { src: gate, outputs: vec![(down, out)] });
-        self.bias(ops, from, &name("ffn_down.bias"), out, d);
-        ops.push(Op::Add { dst: residual, src: out });
-    }
-
     /// The token table; its number of rows is the file's own.
     pub fn embedding(&mut self) -> (MatrixId, usize) {
         let rows = self.wants.rows_of(Source::Model, "token_embd.weight").unwrap_or(0);

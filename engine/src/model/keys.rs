@@ -73,6 +73,14 @@ impl<'a> Keys<'a> {
         Ok(self.meta.get_f32(&self.full(key))?)
     }
 
+    /// A flag, if present.
+    ///
+    /// # Errors
+    /// Wrong type.
+    pub fn flag(&self, key: &str) -> Result<Option<bool>, ModelError> {
+        Ok(self.meta.get_bool(&self.full(key))?)
+    }
+
     fn within(&self, key: &str, value: u64, range: RangeInclusive<usize>) -> Result<usize, ModelError> {
         let found = usize::try_from(value).ok().filter(|v| range.contains(v));
         found.ok_or_else(|| self.range(key, value, format!("{} to {}", range.start(), range.end())))

@@ -11,7 +11,7 @@ use super::config::Config;
 use super::error::ModelError;
 use super::plan::{FileView, MtpStatus, Plan};
 use super::program::{MatrixId, Program, VectorId};
-use super::tensors::{Inventory, Source};
+use super::tensors::{Inventory, Slabs, Source};
 
 /// Whether matrices are copied into the kernels' own layout. Results are the same bits either way.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -40,13 +40,21 @@ pub struct LoadOptions {
 /// Weights in order of their ids.
 pub struct Weights {
     matrices: Vec<Matrix>,
+    /// Per id, and one more: where its matrices begin.
+    start: Vec<usize>,
     vectors: Vec<Vec<f32>>,
 }
 
 impl Weights {
-    /// A matrix.
+    /// A matrix that stands alone.
     pub fn matrix(&self, id: MatrixId) -> &Matrix {
-        &self.matrices[id.index()]
+        debug_assert_eq!(self.stack(id).len(), 1, "a stack is not one matrix");
+        &self.matrices[self.start[id.index()]]
+    }
+
+    /// The matrices of a stack.
+    pub fn stack(&self, id: MatrixId) -> &[Matrix] {
+        &self.matrices[self.start[id.index()]..self.start[id.index() + 1]]
     }
 
     /// A vector.
@@ -97,27 +105,36 @@ impl Model {
             (Source::Draft, Some(draft)) => draft,
             _ => model,
         };
-        let weights = Weights { matrices: matrices(&plan, file, options.repack)?, vectors: vectors(&plan, file)? };
+        let (matrices, start) = matrices(&plan, file, options.repack)?;
+        let weights = Weights { matrices, start, vectors: vectors(&plan, file)? };
         let Plan { program, vocab, mtp, unexpected, .. } = plan;
         Ok(Self { config, program, weights, vocab, mtp, unexpected })
     }
 }
 
+/// The matrices of every want, and where each want's begin.
 fn matrices<'a>(
     plan: &Plan,
     file: impl Fn(Source) -> &'a ModelFile,
     repack: Repack,
-) -> Result<Vec<Matrix>, ModelError> {
-    let mut out = Vec::with_capacity(plan.matrices.len());
+) -> Result<(Vec<Matrix>, Vec<usize>), ModelError> {
+    let mut out = Vec::with_capacity(plan.matrices.iter().map(|want| want.slabs.count).sum());
+    let mut start = vec![0];
     for want in &plan.matrices {
         let file = file(want.from);
         let bytes = file.data(file.require(&want.name)?);
-        let matrix = Matrix::new(want.quant, want.n, want.k, Arc::new(bytes));
-        out.push(matrix.map_err(|reason| ModelError::Matrix {
-            file: file.name(),
-            tensor: want.name.clone(),
-            reason,
-        })?);
+        let Slabs { count, parts, part } = want.slabs;
+        let len = bytes.as_ref().len() / (count * parts);
+        for slab in 0..count {
+            let first = (slab * parts + part) * len;
+            let matrix = Matrix::new(want.quant, want.n, want.k, Arc::new(bytes.slice(first..first + len)));
+            out.push(matrix.map_err(|reason| ModelError::Matrix {
+                file: file.name(),
+                tensor: want.name.clone(),
+                reason,
+            })?);
+        }
+        start.push(out.len());
     }
     let mut room = match repack {
         Repack::On => u64::MAX,
@@ -125,17 +142,18 @@ fn matrices<'a>(
         Repack::Off => 0,
     };
     let multiplied = plan.program.multiplied();
+    let owner = plan.matrices.iter().enumerate().flat_map(|(i, want)| std::iter::repeat_n(i, want.slabs.count));
     let mut chosen = Vec::new();
-    for (i, matrix) in out.iter_mut().enumerate() {
+    for (matrix, want) in out.iter_mut().zip(owner) {
         let cost = matrix.panel_bytes() as u64;
         // Rows of a table that is only looked up are read one at a time, straight from the file.
-        if cost <= room && multiplied.contains(&MatrixId(i as u32)) {
+        if cost <= room && multiplied.contains(&MatrixId(want as u32)) {
             room -= cost;
             chosen.push(matrix);
         }
     }
     Matrix::repack_all(&mut chosen);
-    Ok(out)
+    Ok((out, start))
 }
 
 fn vectors<'a>(plan: &Plan, file: impl Fn(Source) -> &'a ModelFile) -> Result<Vec<Vec<f32>>, ModelError> {

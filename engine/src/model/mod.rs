@@ -6,12 +6,13 @@
 //! tensors ────────┘
 //! ```
 //!
-//! Adding an architecture is a variant of [`config::Arch`], its keys and checks in `config.rs` and one straight-line builder,
+//! Adding an architecture is a variant of [`config::Arch`], its keys and checks in `config`, and one straight-line builder,
 //! which names its tensors where it uses them: what is asked for is what must be there.
 
 mod builder;
 pub mod config;
 pub mod error;
+mod ffn;
 mod keys;
 mod llama;
 pub mod load;

@@ -6,11 +6,11 @@
 //! ```text
 //! cur = eh_proj [ rms(E[x_p]; enorm) | rms(h_(p-1); hnorm) ]       embedding columns first
 //! a   = cur + ATTN(rms(cur; attn_norm))                            own cache layer, rotated at p
-//! b   = a + FFN(rms(a; post_attention_norm))
+//! b   = a + FFN(rms(a; post_attention_norm))                      dense or experts, as the trunk
 //! h'  = rms(b; shared_head_norm or output_norm),   logits = head h'
 //! ```
 //!
-//! Source: llama.cpp `src/models/qwen35.cpp` (MTP graph).
+//! Source: llama.cpp `src/models/qwen35.cpp`, `qwen35moe.cpp` (MTP graphs).
 
 use super::builder::{Builder, Place, Query};
 use super::config::Block;

@@ -1,7 +1,7 @@
 //! From metadata and tensor directory to a program and the list of what must be loaded. Touches no tensor data.
 
 use super::builder::Builder;
-use super::config::{Arch, Config, Mixer};
+use super::config::{Arch, Config, ExpertsConfig, Ffn, Mixer};
 use super::error::ModelError;
 use super::program::{MatrixId, MtpProgram, Program};
 use super::tensors::{Inventory, Source, WantedMatrix, WantedVector, Wants};
@@ -59,12 +59,13 @@ impl Plan {
         refuse_sidecar(model)?;
         refuse_scales(model)?;
         if let Some(draft) = draft {
+            refuse_scales(draft)?;
             check_sidecar(model, draft)?;
         }
         let mut b = Builder::new(model.config, Wants::new(model.tensors, draft.map(|d| d.tensors)));
         let (trunk, hidden, head) = match model.config.arch {
             Arch::Llama => llama::trunk(&mut b),
-            Arch::Qwen35 => qwen35::trunk(&mut b),
+            Arch::Qwen35 | Arch::Qwen35Moe => qwen35::trunk(&mut b),
         };
         let (table, vocab_rows) = b.embedding();
         let rope_factors = b.rope_factors();
@@ -126,22 +127,23 @@ fn own_block(
     let remedies = "use a file converted with its MTP block, or give an MTP sidecar as the draft model";
     let unavailable = |reason: String| (None, MtpStatus::Unavailable(reason));
     let has_nextn = |i: usize| tensors.names().any(|n| n.starts_with(&format!("blk.{i}.nextn.")));
+    let arch = config.arch.name();
     match (config.arch, config.nextn) {
         (Arch::Llama, _) => {
-            return unavailable(format!("{path}: architecture {} has no MTP block", config.arch.name()));
+            return unavailable(format!("{path}: architecture {arch} has no MTP block"));
         }
-        (Arch::Qwen35, 0) if has_nextn(config.trunk) => {
+        (Arch::Qwen35 | Arch::Qwen35Moe, 0) if has_nextn(config.trunk) => {
             return unavailable(format!(
-                "{path}: has blk.{}.nextn.* tensors but no qwen35.nextn_predict_layers key; {remedies}",
+                "{path}: has blk.{}.nextn.* tensors but no {arch}.nextn_predict_layers key; {remedies}",
                 config.trunk
             ));
         }
-        (Arch::Qwen35, 0) => {
+        (Arch::Qwen35 | Arch::Qwen35Moe, 0) => {
             return unavailable(format!("{path}: has no blk.{}.nextn.* tensors; {remedies}", config.trunk));
         }
-        (Arch::Qwen35, 1) => {}
-        (Arch::Qwen35, n) => {
-            return unavailable(format!("{path}: qwen35.nextn_predict_layers = {n}, expected 1; {remedies}"));
+        (Arch::Qwen35 | Arch::Qwen35Moe, 1) => {}
+        (Arch::Qwen35 | Arch::Qwen35Moe, n) => {
+            return unavailable(format!("{path}: {arch}.nextn_predict_layers = {n}, expected 1; {remedies}"));
         }
     }
     let layers = b.kv.len();
@@ -154,7 +156,7 @@ fn own_block(
     b.wants.rewind(&mark);
     b.kv.truncate(layers);
     let what = match has_nextn(config.trunk) {
-        false => format!("qwen35.nextn_predict_layers = 1, but there are no blk.{}.nextn.* tensors", config.trunk),
+        false => format!("{arch}.nextn_predict_layers = 1, but there are no blk.{}.nextn.* tensors", config.trunk),
         true => format!("its MTP block blk.{} does not fit:\n{report}\n", config.trunk),
     };
     unavailable(format!("{path}: {what}; {remedies}"))
@@ -196,13 +198,12 @@ fn check_sidecar(model: FileView<'_>, draft: FileView<'_>) -> Result<(), ModelEr
     let heads = |c: &Config| {
         c.blocks.iter().rev().find(|b| b.mixer == Mixer::Attention).map_or((0, 0), |b| (b.heads, b.kv_heads))
     };
-    let compare: [(&str, String, String); 10] = [
+    let compare = [
         ("general.architecture", d.arch.name().into(), t.arch.name().into()),
         ("embedding_length", d.d_model.to_string(), t.d_model.to_string()),
         ("trunk length", d.trunk.to_string(), t.trunk.to_string()),
         ("attention.key_length", d.head_dim.to_string(), t.head_dim.to_string()),
         ("attention.head_count, head_count_kv", format!("{:?}", heads(d)), format!("{:?}", heads(t))),
-        ("feed_forward_length", d.blocks[d.trunk].ffn.to_string(), t.blocks[t.blocks.len() - 1].ffn.to_string()),
         ("rope", format!("{:?}", d.rope), format!("{:?}", t.rope)),
         ("layer_norm_rms_epsilon", d.norm_eps.to_string(), t.norm_eps.to_string()),
         ("number of tokens", format!("{:?}", d.tokens.map(|l| l.len)), format!("{:?}", t.tokens.map(|l| l.len))),
@@ -212,7 +213,9 @@ fn check_sidecar(model: FileView<'_>, draft: FileView<'_>) -> Result<(), ModelEr
             format!("{:x?}", t.tokens.map(|l| l.hash)),
         ),
     ];
-    for (what, draft_value, target) in compare {
+    let ffn = |c: &Config, block: usize| ffn_numbers(&c.blocks[block].ffn);
+    let ffn = ffn(d, d.trunk).into_iter().zip(ffn(t, t.blocks.len() - 1)).map(|((what, d), (_, t))| (what, d, t));
+    for (what, draft_value, target) in compare.into_iter().chain(ffn) {
         if draft_value != target {
             return Err(ModelError::Mismatch {
                 file: draft.path.to_owned(),
@@ -223,4 +226,27 @@ fn check_sidecar(model: FileView<'_>, draft: FileView<'_>) -> Result<(), ModelEr
         }
     }
     Ok(())
+}
+
+/// The numbers of an FFN that a sidecar's block must share with the trunk, by their keys.
+fn ffn_numbers(ffn: &Ffn) -> [(&'static str, String); 7] {
+    let dense = match ffn {
+        Ffn::Dense(width) => Some(width),
+        Ffn::None | Ffn::Experts(_) => None,
+    };
+    let experts = match ffn {
+        Ffn::Experts(e) => Some(e),
+        Ffn::None | Ffn::Dense(_) => None,
+    };
+    let none = || String::from("none");
+    let number = |of: fn(&ExpertsConfig) -> usize| experts.map_or_else(none, |e| of(e).to_string());
+    [
+        ("feed_forward_length", dense.map_or_else(none, usize::to_string)),
+        ("expert_count", number(|e| e.router.experts)),
+        ("expert_used_count", number(|e| e.router.used)),
+        ("expert_feed_forward_length", number(|e| e.width)),
+        ("expert_shared_feed_forward_length", number(|e| e.shared_width)),
+        ("moe_latent_size", experts.and_then(|e| e.latent).map_or_else(none, |width| width.to_string())),
+        ("router", experts.map_or_else(none, |e| format!("{:?}", e.router))),
+    ]
 }

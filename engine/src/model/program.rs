@@ -14,10 +14,11 @@ use std::collections::HashSet;
 
 use engine_kernels::ops::delta_state::DeltaDims;
 use engine_kernels::ops::kv_cache::KvGeometry;
+use engine_kernels::ops::moe::Router;
 
 use super::config::RopeConfig;
 
-/// A matrix of [`super::load::Weights`].
+/// A matrix of [`super::load::Weights`], or a stack of them.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct MatrixId(pub u32);
 
@@ -159,6 +160,20 @@ pub enum Op {
         /// `[rows][n]`.
         gate: BufferId,
     },
+    /// dst *= sigmoid(gate), one gate a row.
+    SigmoidMulRows {
+        /// `[rows][n]`.
+        dst: BufferId,
+        /// `[rows][1]`.
+        gate: BufferId,
+    },
+    /// x = max(x, 0)^2.
+    ReluSquared {
+        /// `[rows][n]`.
+        x: BufferId,
+    },
+    /// The experts that each row chooses.
+    Experts(ExpertsOp),
     /// gate = silu(gate) * up.
     SiluMul {
         /// `[rows][n]`.
@@ -173,6 +188,29 @@ pub enum Op {
         /// `[rows][n]`.
         src: BufferId,
     },
+}
+
+/// dst = weighted sum of the FFNs of the experts that each row chooses by its scores.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct ExpertsOp {
+    /// `[rows][experts]`: router logits; overwritten.
+    pub scores: BufferId,
+    /// `[experts]`: added for choosing.
+    pub selection_bias: Option<VectorId>,
+    /// How they are chosen and weighted.
+    pub router: Router,
+    /// `[rows][k]`.
+    pub src: BufferId,
+    /// Stack of `[width][k]`; without it the activation is relu^2.
+    pub gate: Option<MatrixId>,
+    /// Stack of `[width][k]`.
+    pub up: MatrixId,
+    /// Stack of `[n][width]`.
+    pub down: MatrixId,
+    /// Hidden width of an expert.
+    pub width: usize,
+    /// `[rows][n]`.
+    pub dst: BufferId,
 }
 
 /// A row buffer: a name for people and a width in floats.
@@ -249,11 +287,22 @@ impl Program {
             ops.extend([&mtp.fill, &mtp.block]);
         }
         for op in ops.into_iter().flatten() {
-            if let Op::MatMul { outputs, .. } = op {
-                out.extend(outputs.iter().map(|(matrix, _)| *matrix));
+            match op {
+                Op::MatMul { outputs, .. } => out.extend(outputs.iter().map(|(matrix, _)| *matrix)),
+                Op::Experts(e) => out.extend([Some(e.up), Some(e.down), e.gate].into_iter().flatten()),
+                _ => {}
             }
         }
         out
+    }
+
+    /// The mixtures of experts of all operation lists.
+    pub fn mixtures(&self) -> impl Iterator<Item = &ExpertsOp> {
+        let block = self.mtp.iter().flat_map(|mtp| &mtp.block);
+        self.trunk.iter().chain(block).filter_map(|op| match op {
+            Op::Experts(e) => Some(e),
+            _ => None,
+        })
     }
 }
 

@@ -1,6 +1,6 @@
-//! `qwen35`, dense: gated delta net blocks with a gated attention block every few, gated FFN.
+//! `qwen35` and `qwen35moe`: gated delta net blocks with a gated attention block every few, then a gated FFN or experts.
 //!
-//! Source: llama.cpp `src/models/qwen35.cpp` and `delta-net-base.cpp`.
+//! Source: llama.cpp `src/models/qwen35.cpp`, `qwen35moe.cpp` and `delta-net-base.cpp`.
 
 use super::builder::{Builder, Place, Query};
 use super::config::Mixer;

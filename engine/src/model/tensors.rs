@@ -46,19 +46,37 @@ impl<'a> Inventory<'a> {
     }
 }
 
-/// A matrix that the program multiplies with or looks rows up in.
+/// Which rows of a tensor of several slabs (`[k, rows, slabs]`) make up a stack of matrices.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Slabs {
+    /// Slabs, one matrix of each.
+    pub count: usize,
+    /// Equal parts that the rows of a slab are cut into.
+    pub parts: usize,
+    /// The part that is wanted.
+    pub part: usize,
+}
+
+impl Slabs {
+    /// A plain matrix.
+    pub const ONE: Self = Self { count: 1, parts: 1, part: 0 };
+}
+
+/// A matrix that the program multiplies with or looks rows up in, or a stack of matrices, one an expert.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct WantedMatrix {
     /// Its file.
     pub from: Source,
     /// Its name.
     pub name: String,
-    /// Rows (outputs).
+    /// Rows (outputs) of one matrix.
     pub n: usize,
     /// Columns (inputs).
     pub k: usize,
     /// Storage.
     pub quant: Quant,
+    /// Where in the tensor.
+    pub slabs: Slabs,
 }
 
 /// A small tensor that is copied, as floats.
@@ -119,11 +137,23 @@ impl<'a> Wants<'a> {
 
     /// A matrix that must be there: `[k, n]` in the file's order.
     pub fn matrix(&mut self, from: Source, name: &str, n: usize, k: usize) -> MatrixId {
-        if let Some(i) = self.matrices.iter().position(|m| m.from == from && m.name == name) {
+        self.stack(from, name, n, k, Slabs::ONE)
+    }
+
+    /// A stack of matrices that must be there: `[k, parts * n, count]` in the file's order.
+    pub fn stack(&mut self, from: Source, name: &str, n: usize, k: usize, slabs: Slabs) -> MatrixId {
+        let tensor = |m: &&WantedMatrix| m.from == from && m.name == name;
+        if let Some(i) = self.matrices.iter().position(|m| tensor(&m) && m.slabs.part == slabs.part) {
             return MatrixId(i as u32);
         }
-        let quant = self.check(from, name, &[k as u64, n as u64]);
-        self.matrices.push(WantedMatrix { from, name: name.to_owned(), n, k, quant });
+        let quant = match self.matrices.iter().find(tensor) {
+            Some(other_part) => other_part.quant,
+            None => {
+                let dims = [k as u64, (slabs.parts * n) as u64, slabs.count as u64];
+                self.check(from, name, if slabs.count == 1 { &dims[..2] } else { &dims })
+            }
+        };
+        self.matrices.push(WantedMatrix { from, name: name.to_owned(), n, k, quant, slabs });
         MatrixId((self.matrices.len() - 1) as u32)
     }
 

@@ -8,6 +8,14 @@ use engine_kernels::ops::rope::Pairing;
 use super::error::ModelError;
 use super::keys::Keys;
 
+mod delta;
+mod experts;
+mod rope;
+
+pub use delta::DeltaConfig;
+pub use experts::{Activation, ExpertFamily, ExpertKeys, ExpertsConfig};
+pub use rope::RopeConfig;
+
 /// Architectures that can be run, by the name in `general.architecture`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Arch {
@@ -15,17 +23,28 @@ pub enum Arch {
     Llama,
     /// `qwen35`: gated delta net and gated attention, dense FFN, optional MTP block.
     Qwen35,
+    /// `qwen35moe`: the same with experts in every block.
+    Qwen35Moe,
 }
 
 impl Arch {
     /// All of them.
-    pub const ALL: [Self; 2] = [Self::Llama, Self::Qwen35];
+    pub const ALL: [Self; 3] = [Self::Llama, Self::Qwen35, Self::Qwen35Moe];
 
     /// The name in `general.architecture`, and the prefix of the architecture's keys.
     pub fn name(self) -> &'static str {
         match self {
             Self::Llama => "llama",
             Self::Qwen35 => "qwen35",
+            Self::Qwen35Moe => "qwen35moe",
+        }
+    }
+
+    /// What it fixes about its experts; `None`: its blocks are dense.
+    fn experts(self) -> Option<ExpertFamily> {
+        match self {
+            Self::Llama | Self::Qwen35 => None,
+            Self::Qwen35Moe => Some(ExpertFamily::QWEN35),
         }
     }
 }
@@ -39,8 +58,19 @@ pub enum Mixer {
     Delta,
 }
 
+/// What a block does to each position by itself.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub enum Ffn {
+    /// Nothing.
+    None,
+    /// One FFN of this hidden width.
+    Dense(usize),
+    /// A few of many, chosen by a router, and a shared one.
+    Experts(ExpertsConfig),
+}
+
 /// One block.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Block {
     /// What mixes positions.
     pub mixer: Mixer,
@@ -48,48 +78,8 @@ pub struct Block {
     pub heads: usize,
     /// Key/value heads.
     pub kv_heads: usize,
-    /// Width of the FFN.
-    pub ffn: usize,
-}
-
-/// Rotary embedding.
-#[derive(Clone, Copy, PartialEq, Debug)]
-pub struct RopeConfig {
-    /// Rotated dimensions of a head, even.
-    pub n_rot: usize,
-    /// Base of the geometric angles.
-    pub freq_base: f32,
-    /// Positions are multiplied by this (1 / factor of linear scaling).
-    pub position_scale: f32,
-    /// Which dimensions form a pair.
-    pub pairing: Pairing,
-    /// The file says `llama3`: a `rope_freqs` tensor is then required.
-    pub needs_factors: bool,
-}
-
-/// Geometry of the gated delta net.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct DeltaConfig {
-    /// Key heads.
-    pub key_heads: usize,
-    /// Value heads, a multiple of the key heads.
-    pub value_heads: usize,
-    /// Width of key and value heads.
-    pub head_dim: usize,
-    /// Taps of the convolution.
-    pub conv_taps: usize,
-}
-
-impl DeltaConfig {
-    /// Channels of the convolution: queries, keys, values.
-    pub fn channels(&self) -> usize {
-        self.head_dim * (2 * self.key_heads + self.value_heads)
-    }
-
-    /// Width of all value heads.
-    pub fn inner(&self) -> usize {
-        self.head_dim * self.value_heads
-    }
+    /// What follows the mixer.
+    pub ffn: Ffn,
 }
 
 /// What of a token list matters to numbers: how many ids mean something, and whether two lists are the same.
@@ -163,17 +153,12 @@ impl Config {
         if all > MAX_BLOCKS {
             return Err(keys.range("block_count", all, format!("1 to {MAX_BLOCKS}")));
         }
-        if keys.optional("expert_count", 0..=MAX_WIDTH)?.unwrap_or(0) > 0 {
-            return Err(keys.unsupported("expert_count", "experts", "dense files of this architecture"));
-        }
 
         let d_model = keys.require("embedding_length", 1..=MAX_WIDTH)?;
         let heads = keys.per_block("attention.head_count", 0..=MAX_WIDTH)?;
         let heads = heads.ok_or_else(|| keys.missing("attention.head_count"))?;
         let kv_heads = keys.per_block("attention.head_count_kv", 0..=MAX_WIDTH)?.unwrap_or_else(|| heads.clone());
-        let ffn = keys.per_block("feed_forward_length", 1..=MAX_WIDTH)?;
-        let ffn = ffn.ok_or_else(|| keys.missing("feed_forward_length"))?;
-
+        let ffn = Self::ffn(keys, arch)?;
         let head_dim = Self::head_dim(keys, d_model, &heads)?;
         let norm_eps = keys.float("attention.layer_norm_rms_epsilon")?;
         let norm_eps = norm_eps.ok_or_else(|| keys.missing("attention.layer_norm_rms_epsilon"))?;
@@ -183,7 +168,7 @@ impl Config {
 
         let mixers = match arch {
             Arch::Llama => vec![Mixer::Attention; all],
-            Arch::Qwen35 => Self::mixers(keys)?,
+            Arch::Qwen35 | Arch::Qwen35Moe => Self::mixers(keys)?,
         };
         let mut blocks = Vec::with_capacity(all);
         for (i, mixer) in mixers.into_iter().enumerate() {
@@ -199,8 +184,13 @@ impl Config {
             blocks.push(block);
         }
         let delta = match blocks.iter().any(|b| b.mixer == Mixer::Delta) {
-            true => Some(Self::delta(keys)?),
+            true => Some(DeltaConfig::read(keys)?),
             false => None,
+        };
+
+        let rope = match arch {
+            Arch::Llama => RopeConfig::read(keys, head_dim, Pairing::Adjacent, false)?,
+            Arch::Qwen35 | Arch::Qwen35Moe => RopeConfig::read(keys, head_dim, Pairing::Halves, true)?,
         };
 
         Ok(Self {
@@ -213,7 +203,7 @@ impl Config {
             trunk,
             nextn: keys.counts.nextn as usize,
             blocks,
-            rope: Self::rope(keys, arch, head_dim)?,
+            rope,
             delta,
             tokens: meta.get_str_array("tokenizer.ggml.tokens")?.map(TokenList::of),
         })
@@ -249,6 +239,24 @@ impl Config {
         Ok(key)
     }
 
+    /// The FFN of every block: dense, or experts if the architecture has them.
+    fn ffn(keys: &Keys<'_>, arch: Arch) -> Result<Vec<Ffn>, ModelError> {
+        let all = keys.counts.all as usize;
+        let widths = keys.per_block("feed_forward_length", 0..=MAX_WIDTH)?;
+        if let Some(family) = arch.experts() {
+            let experts = ExpertKeys::read(keys, family, &widths.unwrap_or_else(|| vec![0; all]))?;
+            return (0..all).map(|i| experts.block(keys, i).map(Ffn::Experts)).collect();
+        }
+        if keys.optional("expert_count", 0..=MAX_WIDTH)?.unwrap_or(0) > 0 {
+            return Err(keys.unsupported("expert_count", "experts", "dense files of this architecture"));
+        }
+        let widths = widths.ok_or_else(|| keys.missing("feed_forward_length"))?;
+        match widths.iter().position(|&width| width == 0) {
+            Some(i) => Err(keys.range("feed_forward_length", format!("0 in block {i}"), format!("1 to {MAX_WIDTH}"))),
+            None => Ok(widths.into_iter().map(Ffn::Dense).collect()),
+        }
+    }
+
     /// Which block is what: the explicit list wins over the interval; NextN blocks are attention whatever either says.
     fn mixers(keys: &Keys<'_>) -> Result<Vec<Mixer>, ModelError> {
         let (all, trunk) = (keys.counts.all as usize, keys.counts.trunk() as usize);
@@ -262,83 +270,6 @@ impl Config {
         };
         let kind = |(i, delta)| if delta && i < trunk { Mixer::Delta } else { Mixer::Attention };
         Ok(recurrent.into_iter().enumerate().map(kind).collect())
-    }
-
-    fn delta(keys: &Keys<'_>) -> Result<DeltaConfig, ModelError> {
-        let conv_taps = keys.require("ssm.conv_kernel", 2..=MAX_TAPS)?;
-        let head_dim = keys.require("ssm.state_size", 1..=MAX_WIDTH)?;
-        let key_heads = keys.require("ssm.group_count", 1..=MAX_WIDTH)?;
-        let value_heads = keys.require("ssm.time_step_rank", 1..=MAX_WIDTH)?;
-        let inner = keys.require("ssm.inner_size", 1..=MAX_WIDTH)?;
-        if !value_heads.is_multiple_of(key_heads) {
-            return Err(keys.range(
-                "ssm.time_step_rank",
-                format!("{value_heads} value heads with ssm.group_count {key_heads}"),
-                "a multiple of the key heads",
-            ));
-        }
-        if value_heads.checked_mul(head_dim) != Some(inner) {
-            return Err(keys.range(
-                "ssm.inner_size",
-                format!("{inner} with ssm.time_step_rank {value_heads} and ssm.state_size {head_dim}"),
-                "their product: key and value heads have one size",
-            ));
-        }
-        Ok(DeltaConfig { key_heads, value_heads, head_dim, conv_taps })
-    }
-
-    fn rope(keys: &Keys<'_>, arch: Arch, head_dim: usize) -> Result<RopeConfig, ModelError> {
-        let n_rot = keys.optional("rope.dimension_count", 1..=MAX_WIDTH)?.unwrap_or(head_dim);
-        if n_rot > head_dim || !n_rot.is_multiple_of(2) {
-            let found = format!("{n_rot} with a head size of {head_dim}");
-            return Err(keys.range("rope.dimension_count", found, "an even number up to the head size"));
-        }
-        let freq_base = keys.float("rope.freq_base")?.unwrap_or(10000.0);
-        if freq_base <= 0.0 {
-            return Err(keys.range("rope.freq_base", freq_base, "a number above 0"));
-        }
-        if arch == Arch::Qwen35 {
-            Self::sections(keys, n_rot)?;
-        }
-
-        let scaling = keys.meta.get_str(&keys.full("rope.scaling.type"))?.unwrap_or("none");
-        let position_scale = match scaling {
-            "none" | "llama3" => 1.0,
-            "linear" => {
-                let factor = keys.float("rope.scaling.factor")?;
-                let factor = factor.ok_or_else(|| keys.missing("rope.scaling.factor"))?;
-                if factor <= 0.0 {
-                    return Err(keys.range("rope.scaling.factor", factor, "a number above 0"));
-                }
-                1.0 / factor
-            }
-            other => return Err(keys.unsupported("rope.scaling.type", other, "none, linear, llama3")),
-        };
-        let pairing = match arch {
-            Arch::Llama => Pairing::Adjacent,
-            Arch::Qwen35 => Pairing::Halves,
-        };
-        Ok(RopeConfig { n_rot, freq_base, position_scale, pairing, needs_factors: scaling == "llama3" })
-    }
-
-    /// The three position streams of text are equal, so sections only have to cover every pair; the fourth stream is
-    /// 0 for text, and a pair that used it would not turn.
-    fn sections(keys: &Keys<'_>, n_rot: usize) -> Result<(), ModelError> {
-        let key = "rope.dimension_sections";
-        let sections = keys.meta.get_i32_array(&keys.full(key))?.ok_or_else(|| keys.missing(key))?;
-        if sections.len() != 4 {
-            return Err(keys.range(key, format!("an array of {}", sections.len()), "an array of 4"));
-        }
-        let sum: i64 = sections.iter().map(|&s| i64::from(s)).sum();
-        if sections.iter().any(|&s| s < 0) || sum != (n_rot / 2) as i64 {
-            let expected = "four counts of at least 0 whose sum is half of rope.dimension_count";
-            return Err(keys.range(key, format!("{sections:?} with {n_rot} rotated dimensions"), expected));
-        }
-        if sections[3] > 0 {
-            let found = format!("{sections:?}");
-            return Err(keys.unsupported(key, &found, "sections whose fourth count is 0 (text positions)"));
-        }
-        Ok(())
     }
 }
 
