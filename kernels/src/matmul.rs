@@ -12,7 +12,7 @@ use crate::cpu::pool::Pool;
 use crate::input::{Acts, Form, Input, TILE_ROWS, WorkerScratch};
 use crate::matrix::{Matrix, Storage};
 use crate::panel::LANES;
-use crate::quant::{Activation, Family, Quant, step_32, step_256, step_float};
+use crate::quant::{Activation, Family, Quant, step_16, step_32, step_256, step_float};
 
 /// Tiles that are multiplied with one group before the next group comes.
 const BLOCK_TILES: usize = 8;
@@ -60,7 +60,7 @@ pub fn matmul(pool: &Pool, isa: Isa, mode: Activation, input: &mut Input, output
 fn form(quant: Quant, mode: Activation) -> Form {
     match (mode, quant.family()) {
         (Activation::Exact, _) | (_, Family::Float) => Form::Float,
-        (_, Family::Block32 { .. }) => Form::Int32,
+        (_, Family::Block16 | Family::Block32 { .. }) => Form::Int32,
         (_, Family::Block256 { .. }) => Form::Int256,
     }
 }
@@ -68,7 +68,7 @@ fn form(quant: Quant, mode: Activation) -> Form {
 /// One piece on kernels where the instruction set has them: group by group, tile by tile.
 fn multiply(isa: Isa, mode: Activation, w: &Matrix, acts: &Acts, mut piece: Piece, scratch: &mut WorkerScratch) {
     let expand = mode == Activation::Exact && w.quant().family() != Family::Float;
-    let quant = if expand { Quant::F32 } else { w.quant() };
+    let quant = if expand { Quant::F32 } else { w.quant().panel() };
     if kernel(isa, quant).is_none() {
         return multiply_scalar(mode, w, acts, piece, scratch);
     }
@@ -77,7 +77,7 @@ fn multiply(isa: Isa, mode: Activation, w: &Matrix, acts: &Acts, mut piece: Piec
     let mut out = [[0.0; LANES]; TILE_ROWS];
     // Blocks of rows outside, so that their activations stay in L2 while the groups pass. Expanding costs as much as
     // multiplying a block: there all rows are one.
-    let block = if expand { acts.tiles() } else { BLOCK_TILES };
+    let block = if expand || w.stored() != quant { acts.tiles() } else { BLOCK_TILES };
     for first in (0..acts.tiles()).step_by(block) {
         for group in piece.groups.clone() {
             let WorkerScratch { panels, bytes: padded, floats } = scratch;
@@ -89,7 +89,7 @@ fn multiply(isa: Isa, mode: Activation, w: &Matrix, acts: &Acts, mut piece: Piec
                 }
                 Storage::Panels(panels) => Weights::Panels(w.group_panels(panels, group)),
                 Storage::Rows(bytes) => {
-                    let (rows, stride) = w.group_rows((**bytes).as_ref(), group, padded);
+                    let (rows, stride) = w.group_rows(isa, (**bytes).as_ref(), group, padded);
                     Weights::Rows { rows, stride, panels: panels.at_least(panel_bytes) }
                 }
             };
@@ -113,21 +113,21 @@ fn expand_group(isa: Isa, w: &Matrix, group: usize, scratch: &mut Vec<u8>, float
     let (rows, stride) = match &w.storage {
         Storage::Rows(bytes) => (w.group_file_rows((**bytes).as_ref(), group), w.row_bytes()),
         Storage::Panels(panels) => {
-            let stride = w.steps() * w.quant().layout().file_bytes;
+            let stride = w.steps() * w.layout().file_bytes;
             scratch.resize(LANES * stride, 0);
-            w.quant().layout().unpack_group(w.group_panels(panels, group), scratch, stride);
+            w.layout().unpack_group(w.group_panels(panels, group), scratch, stride);
             (&scratch[..LANES * stride], stride)
         }
     };
     for (row, floats) in rows.chunks_exact(stride).zip(floats.chunks_exact_mut(width)) {
-        dequantize(isa, w.quant(), &row[..w.row_bytes()], &mut floats[..w.k()]);
+        dequantize(isa, w.stored(), &row[..w.row_bytes()], &mut floats[..w.k()]);
     }
     pack(isa, Quant::F32, as_bytes(floats), width * size_of::<f32>(), panels);
 }
 
 /// The specification, run over a piece: each weight row is decoded once and multiplied by all activation rows.
 fn multiply_scalar(mode: Activation, w: &Matrix, acts: &Acts, mut piece: Piece, scratch: &mut WorkerScratch) {
-    let quant = w.quant();
+    let quant = w.stored();
     let tiles: Vec<_> = (0..acts.tiles()).flat_map(|t| acts.tile(t).map(move |_| t)).collect();
     let cell = |row: usize, step: usize| acts.cell(&acts.tile(tiles[row]), row, step);
     let mut row = vec![0; w.row_bytes()];
@@ -137,11 +137,18 @@ fn multiply_scalar(mode: Activation, w: &Matrix, acts: &Acts, mut piece: Piece, 
         out.fill([0.0; LANES]);
         for lane in 0..LANES.min(w.n() - group * LANES) {
             w.copy_row(group * LANES + lane, &mut row);
-            let blocks = row.chunks_exact(quant.block_bytes());
             match (mode, quant.family()) {
+                (Activation::Integer, Family::Block16) => {
+                    for (b, block) in quant.blocks_16(&row).enumerate() {
+                        for (r, out) in out.iter_mut().enumerate() {
+                            let at = 2 * cell(r, b / 2) + b % 2;
+                            let x = &acts.codes[32 * at..][..32];
+                            out[lane] = step_16(out[lane], &block, acts.scale[at], x);
+                        }
+                    }
+                }
                 (Activation::Integer, Family::Block32 { min }) => {
-                    for (b, block) in blocks.enumerate() {
-                        let block = quant.decode_32(block);
+                    for (b, block) in quant.blocks_32(&row).enumerate() {
                         for (r, out) in out.iter_mut().enumerate() {
                             let at = 2 * cell(r, b / 2) + b % 2;
                             let x = &acts.codes[32 * at..][..32];
@@ -150,8 +157,7 @@ fn multiply_scalar(mode: Activation, w: &Matrix, acts: &Acts, mut piece: Piece, 
                     }
                 }
                 (Activation::Integer, Family::Block256 { min }) => {
-                    for (b, block) in blocks.enumerate() {
-                        let block = quant.decode_256(block);
+                    for (b, block) in quant.blocks_256(&row).enumerate() {
                         for (r, out) in out.iter_mut().enumerate() {
                             let at = cell(r, b);
                             let x = &acts.codes[256 * at..][..256];

@@ -84,9 +84,16 @@ fn matrices_that_share_an_input() {
         let want = expected(quant, Activation::Integer, &bytes, k, &x);
         (Matrix::new(quant, n, k, Arc::new(bytes)).expect("a valid shape"), want)
     };
-    let mut parts =
-        [make(Quant::Q4_K, 200, 1), make(Quant::F16, 17, 2), make(Quant::Q8_0, 144, 3), make(Quant::Q6_K, 64, 4)];
+    let mut parts = [
+        make(Quant::Q4_K, 200, 1),
+        make(Quant::F16, 17, 2),
+        make(Quant::Q8_0, 144, 3),
+        make(Quant::Q6_K, 64, 4),
+        make(Quant::IQ3_S, 70, 5),
+        make(Quant::NVFP4, 33, 6),
+    ];
     parts[2].0.repack();
+    parts[5].0.repack();
     let mut scratch = InputScratch::new();
     for isa in Isa::available() {
         for pool in [Pool::new(1), Pool::new(2), Pool::new(3)] {
@@ -104,7 +111,9 @@ fn matrices_that_share_an_input() {
 #[test]
 fn a_bad_row_spoils_no_other() {
     let (n, k, rows) = (32, 256, 5);
-    for quant in [Quant::F32, Quant::Q8_0, Quant::Q4_1, Quant::Q4_K, Quant::Q6_K] {
+    for quant in
+        [Quant::F32, Quant::Q8_0, Quant::Q4_1, Quant::Q4_K, Quant::Q6_K, Quant::IQ2_XS, Quant::MXFP4, Quant::NVFP4]
+    {
         let clean = random_input(rows, k, 9);
         let mut x = clean.clone();
         x[2 * k + 40] = f32::NAN;
@@ -152,10 +161,10 @@ fn extreme_codes_do_not_overflow() {
         for fill in [0x00, 0x7f, 0x80, 0xff] {
             let mut weights = random_rows(quant, 16, k, 1);
             let pattern = random_rows(quant, 16, k, 2);
-            let scales = crate::test_data::scale_offsets(quant);
+            let scales = crate::test_data::scale_bytes(quant);
             for (i, byte) in weights.iter_mut().enumerate() {
                 let at = i % quant.block_bytes();
-                *byte = if scales.iter().any(|s| (*s..s + 2).contains(&at)) { pattern[i] } else { fill };
+                *byte = if scales.contains(&at) { pattern[i] } else { fill };
             }
             if quant.block_len() == 1 {
                 weights.copy_from_slice(&pattern);

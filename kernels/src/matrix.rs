@@ -6,9 +6,9 @@ use std::sync::Arc;
 use thiserror::Error;
 
 use crate::cpu::detect::Isa;
-use crate::cpu::matmul::pack;
+use crate::cpu::matmul::{expand, pack};
 use crate::cpu::pages::AlignedBytes;
-use crate::panel::LANES;
+use crate::panel::{LANES, Layout};
 use crate::quant::Quant;
 
 /// Bytes that stay where they are while a matrix uses them: a mapped file range, a vector, an allocation.
@@ -56,7 +56,7 @@ pub enum ShapeError {
 pub(crate) enum Storage {
     /// `[n][row bytes]` as in the file.
     Rows(SharedBytes),
-    /// `[group of 16 rows][step]` panels; see `panel.rs`. Rows beyond n are zero.
+    /// `[group of 16 rows][step]` panels of the format [`Quant::panel`]; see `panel.rs`. Rows beyond n are zero.
     Panels(Panels),
 }
 
@@ -159,7 +159,9 @@ impl Matrix {
     }
 
     /// Copies the weights into panels, which kernels read at full speed from one row on, and lets go of the file
-    /// bytes. Results keep every bit. Panels are in huge pages where the system gives them.
+    /// bytes. Results keep every bit. Panels are in huge pages where the system gives them. They are as large as the
+    /// file bytes, but of formats without a kernel of their own (NVFP4, MXFP4, Q1_0, Q2_0, TQ*, IQ1*, IQ2*, IQ3*), which
+    /// become int8 codes with their scales: 8.6 to 10 bits a weight.
     pub fn repack(&mut self) {
         Matrix::repack_all(&mut [self]);
     }
@@ -175,8 +177,9 @@ impl Matrix {
             let Storage::Rows(bytes) = &m.storage else { continue };
             let panels = rest.split_off_mut(..m.panel_bytes()).expect("the sum of the matrices");
             for (group, panel) in panels.chunks_exact_mut(m.group_bytes()).enumerate() {
-                let (src, stride) = m.group_rows((**bytes).as_ref(), group, &mut padded);
-                pack(Isa::best(), m.quant, src, stride, panel);
+                let isa = Isa::best();
+                let (src, stride) = m.group_rows(isa, (**bytes).as_ref(), group, &mut padded);
+                pack(isa, m.quant.panel(), src, stride, panel);
             }
         }
         let memory = Arc::new(memory);
@@ -196,10 +199,18 @@ impl Matrix {
         assert_eq!(dst.len(), self.k, "a row of {}", self.k);
         let mut row = vec![0; self.row_bytes()];
         self.copy_row(i, &mut row);
-        self.quant.dequantize(&row, dst);
+        self.stored().dequantize(&row, dst);
     }
 
-    /// Copies the file bytes of row `i`, whichever way they are stored.
+    /// The format of [`Matrix::copy_row`]: that of the file, or what repacking made of it.
+    pub(crate) fn stored(&self) -> Quant {
+        match &self.storage {
+            Storage::Rows(_) => self.quant,
+            Storage::Panels(_) => self.quant.panel(),
+        }
+    }
+
+    /// Copies the bytes of row `i`, whichever way they are stored.
     ///
     /// # Panics
     /// If `i >= n` or `row` has another length than a row.
@@ -209,19 +220,24 @@ impl Matrix {
         match &self.storage {
             Storage::Rows(bytes) => row.copy_from_slice(&(**bytes).as_ref()[i * row.len()..][..row.len()]),
             Storage::Panels(panels) => {
-                self.quant.layout().unpack_row(self.group_panels(panels, i / LANES), i % LANES, row);
+                self.layout().unpack_row(self.group_panels(panels, i / LANES), i % LANES, row);
             }
         }
     }
 
-    /// Bytes of a row in the file.
+    /// Bytes of a row as it is stored.
     pub(crate) fn row_bytes(&self) -> usize {
-        self.quant.row_bytes(self.k)
+        self.stored().row_bytes(self.k)
+    }
+
+    /// How its panels are laid out.
+    pub(crate) fn layout(&self) -> &'static Layout {
+        self.quant.panel().layout()
     }
 
     /// Steps of K, the last perhaps padded.
     pub(crate) fn steps(&self) -> usize {
-        self.k.div_ceil(self.quant.layout().step)
+        self.k.div_ceil(self.layout().step)
     }
 
     /// Groups of 16 rows, the last perhaps padded.
@@ -231,7 +247,7 @@ impl Matrix {
 
     /// Bytes of a group in panels.
     pub(crate) fn group_bytes(&self) -> usize {
-        self.steps() * self.quant.layout().panel_bytes
+        self.steps() * self.layout().panel_bytes
     }
 
     /// The panels of one group.
@@ -246,19 +262,29 @@ impl Matrix {
         &rows[first * self.row_bytes()..][..count * self.row_bytes()]
     }
 
-    /// Sixteen whole rows of steps for `pack`, and their stride: straight from `rows` where the group is full and K a
-    /// multiple of the step, else a zero-padded copy in `padded`.
-    pub(crate) fn group_rows<'a>(&self, rows: &'a [u8], group: usize, padded: &'a mut Vec<u8>) -> (&'a [u8], usize) {
-        let row_bytes = self.row_bytes();
-        let stride = self.steps() * self.quant.layout().file_bytes;
+    /// Sixteen whole rows of steps for `pack`, and their stride: straight from `rows` where the format has panels of its
+    /// own, the group is full and K a multiple of the step; else a copy in `padded`, expanded and zero-padded.
+    pub(crate) fn group_rows<'a>(
+        &self,
+        isa: Isa,
+        rows: &'a [u8],
+        group: usize,
+        padded: &'a mut Vec<u8>,
+    ) -> (&'a [u8], usize) {
+        let (row_bytes, panel) = (self.quant.row_bytes(self.k), self.quant.panel());
+        let stride = self.steps() * self.layout().file_bytes;
         let rows = self.group_file_rows(rows, group);
-        if rows.len() == LANES * stride {
+        if panel == self.quant && rows.len() == LANES * stride {
             return (rows, stride);
         }
         padded.clear();
         padded.resize(LANES * stride, 0);
         for (row, dst) in rows.chunks_exact(row_bytes).zip(padded.chunks_exact_mut(stride)) {
-            dst[..row_bytes].copy_from_slice(row);
+            if panel == self.quant {
+                dst[..row_bytes].copy_from_slice(row);
+            } else {
+                expand(isa, self.quant, row, &mut dst[..panel.row_bytes(self.k)]);
+            }
         }
         (padded, stride)
     }

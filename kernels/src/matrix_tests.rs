@@ -47,7 +47,7 @@ fn rows_survive_repacking() {
 #[test]
 fn matrices_repacked_together_keep_their_results() {
     let k = 256;
-    let mut all: Vec<Matrix> = [(Quant::Q4_1, 33), (Quant::Q6_K, 16), (Quant::F32, 5), (Quant::Q8_0, 40)]
+    let mut all: Vec<Matrix> = [(Quant::Q4_1, 33), (Quant::IQ2_S, 16), (Quant::F32, 5), (Quant::Q8_0, 40)]
         .into_iter()
         .map(|(quant, n)| Matrix::new(quant, n, k, Arc::new(random_rows(quant, n, k, 7))).expect("a valid shape"))
         .collect();

@@ -1,6 +1,6 @@
 //! Panels: 16 weight rows side by side, K running through memory.
 //!
-//! A panel step is a permutation of the bytes that 16 file rows have for one step of K (and never an arithmetic one, so
+//! A panel step is a permutation of the bytes that 16 rows have for one step of K (and never an arithmetic one, so
 //! it can be undone): the row's bytes are seen as a list of 2- or 4-byte elements, and each element becomes 16 lanes,
 //! lane n = row n. Elements come in the order in which a kernel uses them, because hardware prefetching gives up on
 //! streams that jump; a step is a whole number of 64-byte lines.
@@ -81,8 +81,14 @@ pub(crate) const Q6_K: Layout = layout(
     &[field(208, 2, 1), field(192, 4, 4), field(128, 4, 8), field(0, 4, 16), field(160, 4, 8), field(64, 4, 16)],
 );
 pub(crate) const IQ4_XS: Layout = layout(Form::Int256, 136, &[field(0, 4, 34)]);
+pub(crate) const WIDE_16: Layout =
+    layout(Form::Int32, 80, &[field(0, 4, 2), field(40, 4, 2), field(8, 4, 8), field(48, 4, 8)]);
+pub(crate) const WIDE_32: Layout =
+    layout(Form::Int32, 72, &[field(0, 4, 1), field(36, 4, 1), field(4, 4, 8), field(40, 4, 8)]);
+pub(crate) const WIDE_256: Layout = layout(Form::Int256, 276, &[field(0, 4, 69)]);
 
 impl Quant {
+    /// The layout of panels of this format, which is one that [`Quant::panel`] gives.
     pub(crate) fn layout(self) -> &'static Layout {
         match self {
             Quant::F32 => &F32,
@@ -99,6 +105,10 @@ impl Quant {
             Quant::Q5_K => &Q5_K,
             Quant::Q6_K => &Q6_K,
             Quant::IQ4_XS => &IQ4_XS,
+            Quant::Wide16 => &WIDE_16,
+            Quant::Wide32 => &WIDE_32,
+            Quant::Wide256 => &WIDE_256,
+            _ => unreachable!("{} has panels of {}", self.name(), self.panel().name()),
         }
     }
 }

@@ -3,7 +3,9 @@
 //! An output `dst[r][n] = sum_k x[r][k] * w[n][k]` is a function of row `r` of `x`, row `n` of `w`, the format and the
 //! [`Activation`] mode alone. Its operations, in this order, are the same in every kernel of this crate:
 //!
-//! - **integer, 32-blocks**: per block ascending, `s` = exact int32 dot product of the codes, then
+//! - **integer, 16-blocks**: per 16 weights ascending, `s` = exact int32 dot product of the codes, then
+//!   `acc = fma(s, d * dx, acc)`, where two neighbours share the activation's `dx`.
+//! - **integer, 32-blocks**: per 32 weights ascending, `s` = exact int32 dot product of the codes, then
 //!   `acc = fma(s, d * dx, acc)` and, in formats with a minimum, `acc = fma(m, sx, acc)`; see [`crate::input`] for the
 //!   activation's `dx`, `sx` and codes.
 //! - **integer, 256-blocks**: per block ascending, `s` and `t` = exact int32 scaled dot product and dot product of the
@@ -16,37 +18,16 @@
 //! `fma` is fused; int32 to f32 rounds to even; f16 and bf16 widen exactly.
 
 use crate::blocks::{
-    Block32, Block256, float, iq4_nl, iq4_xs, q2_k, q3_k, q4_0, q4_1, q4_k, q5_0, q5_1, q5_k, q6_k, q8_0,
+    Block16, Block32, Block256, iq1_m, iq1_s, iq2_s, iq2_xs, iq2_xxs, iq3_s, iq3_xxs, iq4_nl, iq4_xs, mxfp4, nvfp4,
+    q1_0, q2_0, q2_k, q3_k, q4_0, q4_1, q4_k, q5_0, q5_1, q5_k, q6_k, q8_0, tq1_0, tq2_0, wide,
 };
 use crate::input::{Plain, Quantize};
-
-/// A weight format. Spelled as in GGUF files.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[allow(missing_docs, reason = "the names are the documentation; layouts are in blocks/")]
-#[allow(non_camel_case_types, reason = "the spelling of the file format")]
-pub enum Quant {
-    F32,
-    F16,
-    BF16,
-    Q4_0,
-    Q4_1,
-    Q5_0,
-    Q5_1,
-    Q8_0,
-    Q2_K,
-    Q3_K,
-    Q4_K,
-    Q5_K,
-    Q6_K,
-    IQ4_NL,
-    IQ4_XS,
-}
 
 /// What the activations are multiplied as.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Activation {
-    /// Quantised to int8 as the weight format's partner asks: one scale per 32 for 32-blocks, one per 256 for
-    /// 256-blocks. Float weights take float activations.
+    /// Quantised to int8 as the weight format's partner asks: one scale per 32 for 16-blocks and 32-blocks, one per 256
+    /// for 256-blocks. Float weights take float activations.
     Integer,
     /// Float activations against dequantised weights, for every format.
     Exact,
@@ -56,6 +37,7 @@ pub enum Activation {
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Family {
     Float,
+    Block16,
     /// `min`: the format has a minimum beside the scale.
     Block32 {
         min: bool,
@@ -65,83 +47,105 @@ pub(crate) enum Family {
     },
 }
 
+const PLAIN_32: Family = Family::Block32 { min: false };
+const MIN_32: Family = Family::Block32 { min: true };
+const PLAIN_256: Family = Family::Block256 { min: false };
+const MIN_256: Family = Family::Block256 { min: true };
+
+/// One row per format: name, family, weights of a block, bytes of a block.
+macro_rules! quants {
+    ($($name:ident, $family:expr, $len:literal, $bytes:expr;)*) => {
+        /// A weight format. Spelled as in GGUF files; the wide ones are made by repacking, and no file has them.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        #[allow(missing_docs, reason = "the names are the documentation; layouts are in blocks/")]
+        #[allow(non_camel_case_types, reason = "the spelling of the file format")]
+        pub enum Quant { $($name,)* }
+
+        impl Quant {
+            /// The name as files and tools spell it.
+            pub fn name(self) -> &'static str {
+                match self { $(Quant::$name => stringify!($name),)* }
+            }
+
+            pub(crate) fn family(self) -> Family {
+                match self { $(Quant::$name => $family,)* }
+            }
+
+            /// Weights in a block; K must be a multiple of it.
+            pub fn block_len(self) -> usize {
+                match self { $(Quant::$name => $len,)* }
+            }
+
+            /// Bytes of a block.
+            pub fn block_bytes(self) -> usize {
+                match self { $(Quant::$name => $bytes,)* }
+            }
+
+            const EVERY: &[Quant] = &[$(Quant::$name,)*];
+        }
+    };
+}
+
+quants! {
+    F32, Family::Float, 1, 4;
+    F16, Family::Float, 1, 2;
+    BF16, Family::Float, 1, 2;
+    Q1_0, PLAIN_32, 128, q1_0::BYTES;
+    Q2_0, PLAIN_32, 64, q2_0::BYTES;
+    Q4_0, PLAIN_32, 32, q4_0::BYTES;
+    Q4_1, MIN_32, 32, q4_1::BYTES;
+    Q5_0, PLAIN_32, 32, q5_0::BYTES;
+    Q5_1, MIN_32, 32, q5_1::BYTES;
+    Q8_0, PLAIN_32, 32, q8_0::BYTES;
+    Q2_K, MIN_256, 256, q2_k::BYTES;
+    Q3_K, PLAIN_256, 256, q3_k::BYTES;
+    Q4_K, MIN_256, 256, q4_k::BYTES;
+    Q5_K, MIN_256, 256, q5_k::BYTES;
+    Q6_K, PLAIN_256, 256, q6_k::BYTES;
+    IQ1_S, PLAIN_256, 256, iq1_s::BYTES;
+    IQ1_M, PLAIN_256, 256, iq1_m::BYTES;
+    IQ2_XXS, PLAIN_256, 256, iq2_xxs::BYTES;
+    IQ2_XS, PLAIN_256, 256, iq2_xs::BYTES;
+    IQ2_S, PLAIN_256, 256, iq2_s::BYTES;
+    IQ3_XXS, PLAIN_256, 256, iq3_xxs::BYTES;
+    IQ3_S, PLAIN_256, 256, iq3_s::BYTES;
+    IQ4_NL, PLAIN_32, 32, iq4_nl::BYTES;
+    IQ4_XS, PLAIN_256, 256, iq4_xs::BYTES;
+    TQ1_0, PLAIN_256, 256, tq1_0::BYTES;
+    TQ2_0, PLAIN_256, 256, tq2_0::BYTES;
+    MXFP4, PLAIN_32, 32, mxfp4::BYTES;
+    NVFP4, Family::Block16, 64, nvfp4::BYTES;
+    Wide16, Family::Block16, 32, wide::BYTES_16;
+    Wide32, PLAIN_32, 32, wide::BYTES_32;
+    Wide256, PLAIN_256, 256, wide::BYTES_256;
+}
+
+/// Wide formats, the last ones of the enum.
+const WIDE: usize = 3;
+
 impl Quant {
-    /// Every format, in the order of the enum.
-    pub const ALL: [Quant; 15] = [
-        Quant::F32,
-        Quant::F16,
-        Quant::BF16,
-        Quant::Q4_0,
-        Quant::Q4_1,
-        Quant::Q5_0,
-        Quant::Q5_1,
-        Quant::Q8_0,
-        Quant::Q2_K,
-        Quant::Q3_K,
-        Quant::Q4_K,
-        Quant::Q5_K,
-        Quant::Q6_K,
-        Quant::IQ4_NL,
-        Quant::IQ4_XS,
-    ];
+    /// Every format that a file may have, in the order of the enum.
+    pub const ALL: [Quant; 28] = {
+        let (files, wide) = Self::EVERY.split_at(Self::EVERY.len() - WIDE);
+        assert!(matches!(wide, [Quant::Wide16, Quant::Wide32, Quant::Wide256]));
+        *files.as_array().expect("as many as the type says")
+    };
 
-    /// The name as files and tools spell it.
-    pub fn name(self) -> &'static str {
+    /// The format of this one's panels: itself where the kernels know it, else the wide format of its family.
+    pub(crate) fn panel(self) -> Quant {
         match self {
-            Quant::F32 => "F32",
-            Quant::F16 => "F16",
-            Quant::BF16 => "BF16",
-            Quant::Q4_0 => "Q4_0",
-            Quant::Q4_1 => "Q4_1",
-            Quant::Q5_0 => "Q5_0",
-            Quant::Q5_1 => "Q5_1",
-            Quant::Q8_0 => "Q8_0",
-            Quant::Q2_K => "Q2_K",
-            Quant::Q3_K => "Q3_K",
-            Quant::Q4_K => "Q4_K",
-            Quant::Q5_K => "Q5_K",
-            Quant::Q6_K => "Q6_K",
-            Quant::IQ4_NL => "IQ4_NL",
-            Quant::IQ4_XS => "IQ4_XS",
-        }
-    }
-
-    pub(crate) fn family(self) -> Family {
-        match self {
-            Quant::F32 | Quant::F16 | Quant::BF16 => Family::Float,
-            Quant::Q4_0 | Quant::Q5_0 | Quant::Q8_0 | Quant::IQ4_NL => Family::Block32 { min: false },
-            Quant::Q4_1 | Quant::Q5_1 => Family::Block32 { min: true },
-            Quant::Q3_K | Quant::Q6_K | Quant::IQ4_XS => Family::Block256 { min: false },
-            Quant::Q2_K | Quant::Q4_K | Quant::Q5_K => Family::Block256 { min: true },
-        }
-    }
-
-    /// Weights in a block; K must be a multiple of it.
-    pub fn block_len(self) -> usize {
-        match self.family() {
-            Family::Float => 1,
-            Family::Block32 { .. } => 32,
-            Family::Block256 { .. } => 256,
-        }
-    }
-
-    /// Bytes of a block.
-    pub fn block_bytes(self) -> usize {
-        match self {
-            Quant::F32 => 4,
-            Quant::F16 | Quant::BF16 => 2,
-            Quant::Q4_0 => q4_0::BYTES,
-            Quant::Q4_1 => q4_1::BYTES,
-            Quant::Q5_0 => q5_0::BYTES,
-            Quant::Q5_1 => q5_1::BYTES,
-            Quant::Q8_0 => q8_0::BYTES,
-            Quant::Q2_K => q2_k::BYTES,
-            Quant::Q3_K => q3_k::BYTES,
-            Quant::Q4_K => q4_k::BYTES,
-            Quant::Q5_K => q5_k::BYTES,
-            Quant::Q6_K => q6_k::BYTES,
-            Quant::IQ4_NL => iq4_nl::BYTES,
-            Quant::IQ4_XS => iq4_xs::BYTES,
+            Quant::NVFP4 => Quant::Wide16,
+            Quant::Q1_0 | Quant::Q2_0 | Quant::MXFP4 => Quant::Wide32,
+            Quant::IQ1_S
+            | Quant::IQ1_M
+            | Quant::IQ2_XXS
+            | Quant::IQ2_XS
+            | Quant::IQ2_S
+            | Quant::IQ3_XXS
+            | Quant::IQ3_S
+            | Quant::TQ1_0
+            | Quant::TQ2_0 => Quant::Wide256,
+            _ => self,
         }
     }
 
@@ -154,79 +158,25 @@ impl Quant {
         k / self.block_len() * self.block_bytes()
     }
 
-    /// Expands whole blocks to floats.
-    ///
-    /// # Panics
-    /// If `bytes` is not exactly the blocks of `dst.len()` weights.
-    pub fn dequantize(self, bytes: &[u8], dst: &mut [f32]) {
-        self.dequantize_blocks(bytes, dst);
+    /// The decoded blocks of a row of the family, 32 weights each.
+    pub(crate) fn blocks_16(self, row: &[u8]) -> impl Iterator<Item = Block16> {
+        self.each_32(row).map(move |(b, sub)| self.decode_16(b, sub))
     }
 
-    /// [`Quant::dequantize`] in plain Rust, compiled once for each instruction set by the functions that inline it.
-    #[inline(always)]
-    pub(crate) fn dequantize_blocks(self, bytes: &[u8], dst: &mut [f32]) {
-        assert_eq!(bytes.len(), self.row_bytes(dst.len()), "{}: bytes of {} weights", self.name(), dst.len());
-        match self.family() {
-            Family::Float => self.widen(bytes, dst),
-            Family::Block32 { min } => {
-                for (b, dst) in bytes.chunks_exact(self.block_bytes()).zip(dst.chunks_exact_mut(32)) {
-                    self.decode_32(b).dequantize(min, dst);
-                }
-            }
-            Family::Block256 { .. } => {
-                for (b, dst) in bytes.chunks_exact(self.block_bytes()).zip(dst.chunks_exact_mut(256)) {
-                    self.decode_256(b).dequantize(dst);
-                }
-            }
-        }
+    /// The decoded blocks of a row of the family, 32 weights each.
+    pub(crate) fn blocks_32(self, row: &[u8]) -> impl Iterator<Item = Block32> {
+        self.each_32(row).map(move |(b, sub)| self.decode_32(b, sub))
     }
 
-    #[inline(always)]
-    fn widen(self, bytes: &[u8], dst: &mut [f32]) {
-        match self {
-            Quant::F32 => {
-                for (b, dst) in bytes.as_chunks().0.iter().zip(dst) {
-                    *dst = float::f32_value(*b);
-                }
-            }
-            Quant::F16 => {
-                for (b, dst) in bytes.as_chunks().0.iter().zip(dst) {
-                    *dst = float::f16_value(*b);
-                }
-            }
-            Quant::BF16 => {
-                for (b, dst) in bytes.as_chunks().0.iter().zip(dst) {
-                    *dst = float::bf16_value(*b);
-                }
-            }
-            _ => unreachable!("{} is no float format", self.name()),
-        }
+    /// The decoded blocks of a row of the family.
+    pub(crate) fn blocks_256(self, row: &[u8]) -> impl Iterator<Item = Block256> {
+        row.chunks_exact(self.block_bytes()).map(move |b| self.decode_256(b))
     }
 
-    #[inline(always)]
-    pub(crate) fn decode_32(self, block: &[u8]) -> Block32 {
-        match self {
-            Quant::Q4_0 => q4_0::decode(block),
-            Quant::Q4_1 => q4_1::decode(block),
-            Quant::Q5_0 => q5_0::decode(block),
-            Quant::Q5_1 => q5_1::decode(block),
-            Quant::Q8_0 => q8_0::decode(block),
-            Quant::IQ4_NL => iq4_nl::decode(block),
-            _ => unreachable!("{} has no blocks of 32", self.name()),
-        }
-    }
-
-    #[inline(always)]
-    pub(crate) fn decode_256(self, block: &[u8]) -> Block256 {
-        match self {
-            Quant::Q2_K => q2_k::decode(block),
-            Quant::Q3_K => q3_k::decode(block),
-            Quant::Q4_K => q4_k::decode(block),
-            Quant::Q5_K => q5_k::decode(block),
-            Quant::Q6_K => q6_k::decode(block),
-            Quant::IQ4_XS => iq4_xs::decode(block),
-            _ => unreachable!("{} has no blocks of 256", self.name()),
-        }
+    /// Every 32 weights: their block and their number in it.
+    fn each_32(self, row: &[u8]) -> impl Iterator<Item = (&[u8], usize)> {
+        let subs = self.block_len() / 32;
+        row.chunks_exact(self.block_bytes()).flat_map(move |b| (0..subs).map(move |sub| (b, sub)))
     }
 
     /// One output element: the specification (see the module's text). `row`: one weight row, `x`: one activation row.
@@ -235,18 +185,23 @@ impl Quant {
     /// If `row` is not the blocks of `x.len()` weights.
     pub fn dot_reference(self, row: &[u8], x: &[f32], mode: Activation) -> f32 {
         assert_eq!(row.len(), self.row_bytes(x.len()), "{}: bytes of {} weights", self.name(), x.len());
-        let blocks = row.chunks_exact(self.block_bytes());
         let acc = match (mode, self.family()) {
-            (Activation::Integer, Family::Block32 { min }) => {
-                blocks.zip(x.as_chunks::<32>().0).fold(0.0, |acc, (b, x)| {
+            (Activation::Integer, Family::Block16) => {
+                self.blocks_16(row).zip(x.as_chunks::<32>().0).fold(0.0, |acc, (w, x)| {
                     let x = Plain.block_32(x);
-                    step_32(acc, &self.decode_32(b), min, x.scale, x.scaled_sum, &x.codes)
+                    step_16(acc, &w, x.scale, &x.codes)
+                })
+            }
+            (Activation::Integer, Family::Block32 { min }) => {
+                self.blocks_32(row).zip(x.as_chunks::<32>().0).fold(0.0, |acc, (w, x)| {
+                    let x = Plain.block_32(x);
+                    step_32(acc, &w, min, x.scale, x.scaled_sum, &x.codes)
                 })
             }
             (Activation::Integer, Family::Block256 { min }) => {
-                blocks.zip(x.as_chunks::<256>().0).fold(0.0, |acc, (b, x)| {
+                self.blocks_256(row).zip(x.as_chunks::<256>().0).fold(0.0, |acc, (w, x)| {
                     let x = Plain.block_256(x);
-                    step_256(acc, &self.decode_256(b), min, x.scale, &x.codes)
+                    step_256(acc, &w, min, x.scale, &x.codes)
                 })
             }
             (Activation::Exact, _) | (_, Family::Float) => {
@@ -258,6 +213,11 @@ impl Quant {
         };
         acc + 0.0
     }
+}
+
+/// One block of 32 with two scales added to `acc`.
+pub(crate) fn step_16(acc: f32, w: &Block16, dx: f32, x: &[i8]) -> f32 {
+    (0..2).fold(acc, |acc, h| (w.dot(h, x) as f32).mul_add(w.d[h] * dx, acc))
 }
 
 /// One block of 32 added to `acc`. `sx`: scaled sum of the activation codes.

@@ -23,29 +23,51 @@ impl Random {
 pub(crate) fn random_rows(quant: Quant, n: usize, k: usize, seed: u64) -> Vec<u8> {
     let mut random = Random(seed);
     let mut bytes: Vec<u8> = (0..n * quant.row_bytes(k)).map(|_| random.bits() as u8).collect();
-    let scales = scale_offsets(quant);
+    let scales = scale_bytes(quant);
     for block in bytes.chunks_exact_mut(quant.block_bytes()) {
-        for &at in scales {
-            let value = random.float();
-            match quant {
-                Quant::F32 => block.copy_from_slice(&value.to_le_bytes()),
-                Quant::BF16 => block.copy_from_slice(&value.to_le_bytes()[2..]),
-                _ => block[at..at + 2].copy_from_slice(&half::f16::from_f32(value * 0.1).to_le_bytes()),
+        match quant {
+            Quant::F32 => block.copy_from_slice(&random.float().to_le_bytes()),
+            Quant::BF16 => block.copy_from_slice(&random.float().to_le_bytes()[2..]),
+            Quant::MXFP4 => block[0] = 116 + (random.bits() % 8) as u8,
+            Quant::IQ1_M => {
+                let bits = half::f16::from_f32(random.float() * 0.1).to_bits();
+                for (i, &at) in scales.iter().enumerate() {
+                    block[at] = block[at] & 15 | (bits >> (4 * i) << 4) as u8;
+                }
+            }
+            Quant::Wide16 | Quant::Wide32 | Quant::Wide256 => {
+                for at in scales.iter().step_by(4) {
+                    block[*at..at + 4].copy_from_slice(&(random.float() * 0.1).to_le_bytes());
+                }
+            }
+            _ => {
+                for at in scales.iter().step_by(2) {
+                    block[*at..at + 2].copy_from_slice(&half::f16::from_f32(random.float() * 0.1).to_le_bytes());
+                }
             }
         }
     }
     bytes
 }
 
-/// Where a block has its f16 scales and minima.
-pub(crate) fn scale_offsets(quant: Quant) -> &'static [usize] {
+/// The bytes of a block that are its float scales and minima, in order.
+pub(crate) fn scale_bytes(quant: Quant) -> Vec<usize> {
     match quant {
-        Quant::F32 | Quant::F16 | Quant::BF16 => &[0],
-        Quant::Q4_1 | Quant::Q5_1 | Quant::Q4_K | Quant::Q5_K => &[0, 2],
-        Quant::Q2_K => &[80, 82],
-        Quant::Q3_K => &[108],
-        Quant::Q6_K => &[208],
-        Quant::Q4_0 | Quant::Q5_0 | Quant::Q8_0 | Quant::IQ4_NL | Quant::IQ4_XS => &[0],
+        Quant::F32 => (0..4).collect(),
+        Quant::F16 | Quant::BF16 => vec![0, 1],
+        Quant::Q4_1 | Quant::Q5_1 | Quant::Q4_K | Quant::Q5_K | Quant::Wide32 | Quant::Wide256 => (0..4).collect(),
+        Quant::Q2_K => (80..84).collect(),
+        Quant::Q3_K => vec![108, 109],
+        Quant::Q6_K => vec![208, 209],
+        // The upper nibbles.
+        Quant::IQ1_M => vec![49, 51, 53, 55],
+        Quant::TQ1_0 => vec![52, 53],
+        Quant::TQ2_0 => vec![64, 65],
+        Quant::MXFP4 => vec![0],
+        // Every byte is a scale that is finite.
+        Quant::NVFP4 => vec![],
+        Quant::Wide16 => (0..8).collect(),
+        _ => vec![0, 1],
     }
 }
 
@@ -73,7 +95,7 @@ pub(crate) fn random_input(rows: usize, k: usize, seed: u64) -> Vec<f32> {
 pub(crate) fn widths(quant: Quant) -> [usize; 3] {
     match quant.family() {
         Family::Float => [1, 67, 128],
-        Family::Block32 { .. } => [32, 96, 256],
+        Family::Block16 | Family::Block32 { .. } => [quant.block_len(), 3 * quant.block_len(), 256],
         Family::Block256 { .. } => [256, 512, 768],
     }
 }

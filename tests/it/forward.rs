@@ -6,6 +6,7 @@
 mod invariance;
 mod refusals;
 mod slots;
+mod types;
 
 use std::path::Path;
 use std::sync::Arc;

@@ -250,8 +250,28 @@ pub fn quant_of(kind: TensorType) -> Option<Quant> {
         TensorType::Q4K => Quant::Q4_K,
         TensorType::Q5K => Quant::Q5_K,
         TensorType::Q6K => Quant::Q6_K,
+        TensorType::Iq1S => Quant::IQ1_S,
+        TensorType::Iq1M => Quant::IQ1_M,
+        TensorType::Iq2Xxs => Quant::IQ2_XXS,
+        TensorType::Iq2Xs => Quant::IQ2_XS,
+        TensorType::Iq2S => Quant::IQ2_S,
+        TensorType::Iq3Xxs => Quant::IQ3_XXS,
+        TensorType::Iq3S => Quant::IQ3_S,
         TensorType::Iq4Nl => Quant::IQ4_NL,
         TensorType::Iq4Xs => Quant::IQ4_XS,
-        _ => return None,
+        TensorType::Tq1_0 => Quant::TQ1_0,
+        TensorType::Tq2_0 => Quant::TQ2_0,
+        TensorType::Mxfp4 => Quant::MXFP4,
+        TensorType::Nvfp4 => Quant::NVFP4,
+        TensorType::Q1_0 => Quant::Q1_0,
+        TensorType::Q2_0 => Quant::Q2_0,
+        // The forms of activations, and what holds no weights.
+        TensorType::Q8_1
+        | TensorType::Q8K
+        | TensorType::I8
+        | TensorType::I16
+        | TensorType::I32
+        | TensorType::I64
+        | TensorType::F64 => return None,
     })
 }

@@ -10,19 +10,25 @@ const _: () = assert!(BYTES == 84);
 
 #[inline(always)]
 pub(crate) fn decode(b: &[u8]) -> Block256 {
+    Block256 {
+        d: f16_at(b, 80),
+        dmin: f16_at(b, 82),
+        code: two_bits(&b[16..80]),
+        scale: std::array::from_fn(|j| (b[j] & 15) as i8),
+        min: std::array::from_fn(|j| b[j] >> 4),
+    }
+}
+
+/// The codes of 64 bytes.
+#[inline(always)]
+pub(super) fn two_bits(bytes: &[u8]) -> [i8; 256] {
     let mut code = [0; 256];
-    for (two, code) in b[16..80].as_chunks::<32>().0.iter().zip(code.as_chunks_mut::<128>().0) {
+    for (two, code) in bytes.as_chunks::<32>().0.iter().zip(code.as_chunks_mut::<128>().0) {
         for (sub, code) in code.as_chunks_mut::<32>().0.iter_mut().enumerate() {
             for i in 0..32 {
                 code[i] = (two[i] >> (2 * sub) & 3) as i8;
             }
         }
     }
-    Block256 {
-        d: f16_at(b, 80),
-        dmin: f16_at(b, 82),
-        code,
-        scale: std::array::from_fn(|j| (b[j] & 15) as i8),
-        min: std::array::from_fn(|j| b[j] >> 4),
-    }
+    code
 }

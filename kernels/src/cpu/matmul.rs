@@ -77,7 +77,7 @@ pub(crate) fn kernel(isa: Isa, quant: Quant) -> Option<&'static Kernel> {
         #[cfg(target_arch = "x86_64")]
         Isa::Avx2 => Some(super::avx2::matmul::kernel(quant)),
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx512 => Some(super::avx512::matmul::kernel(quant)),
+        Isa::Avx512 => Some(super::avx512::matmul::kernel(quant).unwrap_or_else(|| super::avx2::matmul::kernel(quant))),
         #[cfg(not(target_arch = "x86_64"))]
         Isa::Avx2 | Isa::Avx512 => unreachable!("detected x86 on another machine"),
     }
@@ -181,6 +181,17 @@ pub(crate) fn dequantize(isa: Isa, quant: Quant, bytes: &[u8], dst: &mut [f32]) 
         #[cfg(target_arch = "x86_64")]
         Isa::Avx2 | Isa::Avx512 => unsafe { super::avx2::matmul::dequantize(quant, bytes, dst) },
         _ => quant.dequantize(bytes, dst),
+    }
+}
+
+/// Expands the blocks of one row to the wide format that [`Quant::panel`] says.
+pub(crate) fn expand(isa: Isa, quant: Quant, row: &[u8], to: &mut [u8]) {
+    assert!(isa <= Isa::best());
+    match isa {
+        // SAFETY: the instruction set was detected.
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx2 | Isa::Avx512 => unsafe { super::avx2::matmul::expand(quant, row, to) },
+        _ => quant.expand_blocks(row, to),
     }
 }
 

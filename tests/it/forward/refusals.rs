@@ -16,21 +16,23 @@ const LLAMA: &str = "llama-tiny/llama-tiny-F32.gguf";
 const QWEN: &str = "qwen35-tiny/qwen35-tiny-F32.gguf";
 
 /// A tensor of an edited file.
-struct Tensor {
-    name: String,
-    dims: Vec<u64>,
-    kind: TensorType,
-    data: Vec<u8>,
+#[derive(Clone)]
+pub(super) struct Tensor {
+    pub name: String,
+    pub dims: Vec<u64>,
+    pub kind: TensorType,
+    pub data: Vec<u8>,
 }
 
 /// A model with its parts in hand.
-struct Edit {
+#[derive(Clone)]
+pub(super) struct Edit {
     meta: Meta,
-    tensors: Vec<Tensor>,
+    pub tensors: Vec<Tensor>,
 }
 
 impl Edit {
-    fn of(path: &str) -> Option<Self> {
+    pub fn of(path: &str) -> Option<Self> {
         let file = open(&fixture(path)?);
         let tensor = |t: &engine_io::gguf::TensorInfo| Tensor {
             name: t.name.clone(),
@@ -64,11 +66,11 @@ impl Edit {
         self
     }
 
-    fn tensor(&mut self, name: &str) -> &mut Tensor {
+    pub fn tensor(&mut self, name: &str) -> &mut Tensor {
         self.tensors.iter_mut().find(|t| t.name == name).unwrap()
     }
 
-    fn file(&self) -> ModelFile {
+    pub fn file(&self) -> ModelFile {
         let mut layout = Layout::new(self.meta.clone()).unwrap();
         for t in &self.tensors {
             layout.tensor(&t.name, &t.dims, t.kind).unwrap();
@@ -83,7 +85,7 @@ impl Edit {
 }
 
 /// The edit is refused with a message that has all of `parts`.
-fn refused(edit: &Edit, parts: &[&str]) -> ModelError {
+pub(super) fn refused(edit: &Edit, parts: &[&str]) -> ModelError {
     let error = edit.load().err().unwrap_or_else(|| panic!("accepted, expected {parts:?}"));
     let text = error.to_string();
     for part in parts.iter().chain(&["edited.gguf"]) {
@@ -297,15 +299,14 @@ fn one_preflight_lists_everything() {
     let mut edit = edit!(LLAMA).drop(|n| n == "blk.0.attn_k.weight" || n == "output_norm.weight");
     edit.tensor("blk.1.ffn_down.weight").dims = vec![64, 128];
     let t = edit.tensor("blk.2.attn_v.weight");
-    (t.kind, t.data) = (TensorType::Tq1_0, Vec::new());
-    (t.dims, t.data) = (vec![256, 32], vec![0; 54 * 32]);
+    (t.kind, t.dims, t.data) = (TensorType::Q8K, vec![256, 32], vec![0; 292 * 32]);
     let edit = edit.add("vision.patch.weight", &[4], &[0.0; 4]);
     let faults = [
         "blk.0.attn_k.weight is missing",
         "output_norm.weight is missing",
         "blk.1.ffn_down.weight has dimensions [64, 128], expected [128, 64]",
         "blk.2.attn_v.weight has dimensions [256, 32], expected [64, 32]",
-        "type TQ1_0 of 1 tensors (such as blk.2.attn_v.weight) cannot be computed",
+        "type Q8_K of 1 tensors (such as blk.2.attn_v.weight) cannot be computed",
     ];
     let text = refused(&edit, &faults).to_string();
     assert!(!text.contains("vision"), "{text}");
@@ -319,7 +320,7 @@ fn one_preflight_lists_everything() {
     // The type of a tensor that nobody reads does not matter.
     let mut extra = edit!(LLAMA).add("vision.patch.weight", &[256], &[0.0; 256]);
     let t = extra.tensor("vision.patch.weight");
-    (t.kind, t.data) = (TensorType::Tq1_0, vec![0; 54]);
+    (t.kind, t.data) = (TensorType::Q8K, vec![0; 292]);
     assert_eq!(extra.load().unwrap().unexpected, ["vision.patch.weight"]);
 }
 

@@ -7,7 +7,7 @@ use std::arch::x86_64::*;
 use std::marker::PhantomData;
 
 use super::block_32::iq4_table;
-use super::{Activations, Step, dot, f16_half, line};
+use super::{Activations, Step, dot, f16_half, line, lines_8};
 use crate::panel::{self, Layout};
 
 /// What a format has beside its codes.
@@ -80,6 +80,7 @@ impl<C: Codes> Step for Step256<C> {
                         let (lo, hi) = (scale[2 * j], scale[2 * j + 1]);
                         let (lo, hi) = match C::RANGE {
                             Range::Below64 => (dot::<4, 2, false>(&q[..4], x, lo), dot::<4, 2, false>(&q[4..], x.add(16), hi)),
+                            Range::Signed => (dot::<4, 1, true>(&q[..4], x, lo), dot::<4, 1, true>(&q[4..], x.add(16), hi)),
                             _ => (dot::<4, 4, false>(&q[..4], x, lo), dot::<4, 4, false>(&q[4..], x.add(16), hi)),
                         };
                         _mm256_add_epi32(sum[r], _mm256_add_epi32(lo, hi))
@@ -153,21 +154,6 @@ fn low_f16(pairs: __m256i) -> __m256 {
 }
 
 avx2! {
-/// Eight lines from line `first` on.
-///
-/// # Safety
-/// They are readable and aligned.
-unsafe fn lines_8(w: *const u8, half: usize, first: usize) -> [__m256i; 8] {
-    let mut q = [_mm256_setzero_si256(); 8];
-    for i in 0..8 {
-        // SAFETY: the caller's.
-        q[i] = unsafe { line(w, half, first + i) };
-    }
-    q
-}
-}
-
-avx2! {
 /// `(q >> shift) & mask` in every byte; `mask` keeps what a neighbour would shift in out.
 fn field(mut q: [__m256i; 8], shift: usize, mask: i8) -> [__m256i; 8] {
     for q in &mut q {
@@ -223,6 +209,7 @@ mod formats {
     pub(in super::super) enum Q5_K {}
     pub(in super::super) enum Q6_K {}
     pub(in super::super) enum IQ4_XS {}
+    pub(in super::super) enum Wide256 {}
 }
 pub(super) use formats::*;
 
@@ -393,6 +380,28 @@ impl Codes for IQ4_XS {
             q[i + 4] = _mm256_shuffle_epi8(table, _mm256_and_si256(_mm256_srli_epi16::<4>(both), low));
         }
         q
+    }
+    }
+}
+
+/// Lines: d · 4 of scales · 64 of codes.
+impl Codes for Wide256 {
+    const LAYOUT: Layout = panel::WIDE_256;
+    const PER_16: bool = true;
+    const RANGE: Range = Range::Signed;
+    const BIAS: i32 = 0;
+    const MIN: bool = false;
+    avx2! {
+    unsafe fn head(w: *const u8, half: usize) -> Head {
+        // SAFETY: lines of the step.
+        let (d, scales) = unsafe { (line(w, half, 0), [line(w, half, 1), line(w, half, 2), line(w, half, 3), line(w, half, 4)]) };
+        Head { d: _mm256_castsi256_ps(d), dmin: _mm256_setzero_ps(), scales, mins: scales }
+    }
+    }
+    avx2! {
+    unsafe fn codes(w: *const u8, half: usize, j: usize) -> [__m256i; 8] {
+        // SAFETY: lines of the step.
+        unsafe { lines_8(w, half, 5 + 8 * j) }
     }
     }
 }

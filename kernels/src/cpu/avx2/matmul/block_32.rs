@@ -4,7 +4,7 @@
 use std::arch::x86_64::*;
 use std::marker::PhantomData;
 
-use super::{Activations, Step, dot, f16_half, line};
+use super::{Activations, Step, dot, f16_half, line, lines_8};
 use crate::blocks::IQ4_VALUES;
 use crate::panel::{self, Layout};
 
@@ -23,6 +23,8 @@ pub(super) trait Codes {
     /// What was added to the codes to make them unsigned, as an index of `Acts::correction`.
     const BIAS: Option<usize>;
     const MIN: bool;
+    /// Scales are f32, a line a block; else f16, half a line a block.
+    const FLOAT_SCALE: bool = false;
 
     /// Block `h` of the step: register i holds k = 4i..4i + 4.
     ///
@@ -45,7 +47,7 @@ impl<C: Codes> Step for Step32<C> {
         unsafe {
             let one = _mm256_set1_epi16(1);
             for h in 0..2 {
-                let d = f16_half(w.add(32 * h), half);
+                let d = if C::FLOAT_SCALE { _mm256_castsi256_ps(line(w, half, h)) } else { f16_half(w.add(32 * h), half) };
                 let m = if C::MIN { f16_half(w.add(64 + 32 * h), half) } else { Self::ZERO };
                 let q = C::codes(w, half, h);
                 for r in 0..R {
@@ -120,6 +122,7 @@ mod formats {
     pub(in super::super) enum Q5_1 {}
     pub(in super::super) enum Q8_0 {}
     pub(in super::super) enum IQ4_NL {}
+    pub(in super::super) enum Wide32 {}
 }
 pub(super) use formats::*;
 
@@ -182,12 +185,8 @@ impl Codes for Q8_0 {
     const MIN: bool = false;
     avx2! {
     unsafe fn codes(w: *const u8, half: usize, h: usize) -> [__m256i; 8] {
-        let mut q = [_mm256_setzero_si256(); 8];
-        for i in 0..8 {
-            // SAFETY: lines of the step.
-            q[i] = unsafe { line(w, half, 1 + 8 * h + i) };
-        }
-        q
+        // SAFETY: lines of the step.
+        unsafe { lines_8(w, half, 1 + 8 * h) }
     }
     }
 }
@@ -206,6 +205,20 @@ impl Codes for IQ4_NL {
             *q = _mm256_shuffle_epi8(table, *q);
         }
         q
+    }
+    }
+}
+
+impl Codes for Wide32 {
+    const LAYOUT: Layout = panel::WIDE_32;
+    const RANGE: Range = Range::Signed;
+    const BIAS: Option<usize> = None;
+    const MIN: bool = false;
+    const FLOAT_SCALE: bool = true;
+    avx2! {
+    unsafe fn codes(w: *const u8, half: usize, h: usize) -> [__m256i; 8] {
+        // SAFETY: lines of the step.
+        unsafe { lines_8(w, half, 2 + 8 * h) }
     }
     }
 }

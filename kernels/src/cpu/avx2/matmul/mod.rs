@@ -19,6 +19,7 @@ macro_rules! avx2 {
     };
 }
 
+mod block_16;
 mod block_256;
 mod block_32;
 mod float;
@@ -73,6 +74,10 @@ pub(crate) fn kernel(quant: Quant) -> &'static Kernel {
         Quant::Q5_K => &const { table::<block_256::Step256<block_256::Q5_K>>() },
         Quant::Q6_K => &const { table::<block_256::Step256<block_256::Q6_K>>() },
         Quant::IQ4_XS => &const { table::<block_256::Step256<block_256::IQ4_XS>>() },
+        Quant::Wide16 => &const { table::<block_16::Wide16>() },
+        Quant::Wide32 => &const { table::<block_32::Step32<block_32::Wide32>>() },
+        Quant::Wide256 => &const { table::<block_256::Step256<block_256::Wide256>>() },
+        _ => unreachable!("{} has panels of {}", quant.name(), quant.panel().name()),
     }
 }
 
@@ -137,6 +142,21 @@ unsafe fn line(w: *const u8, half: usize, i: usize) -> __m256i {
     unsafe { w.add(64 * i + 32 * half).cast::<__m256i>().read_volatile() }
 }
 
+avx2! {
+/// Eight lines from line `first` on.
+///
+/// # Safety
+/// They are readable and aligned.
+unsafe fn lines_8(w: *const u8, half: usize, first: usize) -> [__m256i; 8] {
+    let mut q = [_mm256_setzero_si256(); 8];
+    for i in 0..8 {
+        // SAFETY: the caller's.
+        q[i] = unsafe { line(w, half, first + i) };
+    }
+    q
+}
+}
+
 /// Prefetches `lines` lines into L2.
 #[inline(always)]
 fn prefetch(ahead: *const u8, lines: usize) {
@@ -157,6 +177,13 @@ avx2! {
 /// [`Quant::dequantize`], compiled for this instruction set.
 pub(crate) fn dequantize(quant: Quant, bytes: &[u8], dst: &mut [f32]) {
     quant.dequantize_blocks(bytes, dst);
+}
+}
+
+avx2! {
+/// [`Quant::expand_blocks`], compiled for this instruction set.
+pub(crate) fn expand(quant: Quant, row: &[u8], to: &mut [u8]) {
+    quant.expand_blocks(row, to);
 }
 }
 

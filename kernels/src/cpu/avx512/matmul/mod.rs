@@ -59,9 +59,9 @@ struct Activations<'a> {
     cell: usize,
 }
 
-/// The kernel of a format.
-pub(crate) fn kernel(quant: Quant) -> &'static Kernel {
-    match quant {
+/// The kernel of a format; `None` for those that AVX2 multiplies here too.
+pub(crate) fn kernel(quant: Quant) -> Option<&'static Kernel> {
+    Some(match quant {
         Quant::F32 => &const { table::<float::F32>() },
         Quant::F16 => &const { table::<float::F16>() },
         Quant::BF16 => &const { table::<float::BF16>() },
@@ -77,7 +77,8 @@ pub(crate) fn kernel(quant: Quant) -> &'static Kernel {
         Quant::Q5_K => &const { table::<block_256::Step256<block_256::Q5_K>>() },
         Quant::Q6_K => &const { table::<block_256::Step256<block_256::Q6_K>>() },
         Quant::IQ4_XS => &const { table::<block_256::Step256<block_256::IQ4_XS>>() },
-    }
+        _ => return None,
+    })
 }
 
 const fn table<S: Step>() -> Kernel {
