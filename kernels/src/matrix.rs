@@ -160,8 +160,8 @@ impl Matrix {
 
     /// Copies the weights into panels, which kernels read at full speed from one row on, and lets go of the file
     /// bytes. Results keep every bit. Panels are in huge pages where the system gives them. They are as large as the
-    /// file bytes, but of formats without a kernel of their own (NVFP4, MXFP4, Q1_0, Q2_0, TQ*, IQ1*, IQ2*, IQ3*), which
-    /// become int8 codes with their scales: 8.6 to 10 bits a weight.
+    /// file bytes, but for formats without a kernel of their own (NVFP4, MXFP4, Q1_0, Q2_0, TQ*, IQ1*, IQ2*, IQ3*):
+    /// these become int8 codes with their scales, 8.6 to 10 bits a weight.
     pub fn repack(&mut self) {
         Matrix::repack_all(&mut [self]);
     }
@@ -262,8 +262,8 @@ impl Matrix {
         &rows[first * self.row_bytes()..][..count * self.row_bytes()]
     }
 
-    /// Sixteen whole rows of steps for `pack`, and their stride: straight from `rows` where the format has panels of its
-    /// own, the group is full and K a multiple of the step; else a copy in `padded`, expanded and zero-padded.
+    /// Sixteen whole rows of steps for `pack`, and their stride: straight from `rows` where the format has panels of
+    /// its own, the group is full and K a multiple of the step; else a copy in `padded`, expanded and zero-padded.
     pub(crate) fn group_rows<'a>(
         &self,
         isa: Isa,

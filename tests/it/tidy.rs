@@ -42,6 +42,7 @@ const TOP: &[&str] = &[
 const UNSAFE_PLACES: &[&str] = &[
     "io/src/mmap.rs",
     "kernels/src/cpu/avx2/lanes.rs",
+    "kernels/src/cpu/avx2/matmul/block_16.rs",
     "kernels/src/cpu/avx2/matmul/block_256.rs",
     "kernels/src/cpu/avx2/matmul/block_32.rs",
     "kernels/src/cpu/avx2/matmul/float.rs",

@@ -1,7 +1,7 @@
 //! IQ1_M: 256 weights, as IQ1_S with a scale per 16 and the sign of the eighth per 8.
 //!
-//! `index [32] | high [16] | scales u16 [4]`. Nibble l of `high` has the upper 3 bits of index l and, in its fourth, the
-//! sign of the eighth. Scale j of 16 weights: bits 3(j%4) of `scales` j/4. The upper nibbles of `scales` are d, an f16.
+//! `index [32] | high [16] | scales u16 [4]`. Nibble l of `high` has the upper 3 bits of index l and, in its fourth,
+//! the sign of the eighth. Scale j of 16 weights: bits 3(j%4) of `scales` j/4. The upper nibbles of `scales` are d, an f16.
 //! Source: ggml `block_iq1_m`, `dequantize_row_iq1_m`.
 
 use half::f16;

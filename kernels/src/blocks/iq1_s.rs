@@ -1,7 +1,8 @@
 //! IQ1_S: 256 weights, `value = (d * (2 * scale + 1)) * (point +- 1/8)` with points of -1, 0, 1.
 //!
-//! `d f16 | index [32] | high u16 [8]`. Sub-block j of 32 has indices 4j..4j+4; bits 3l of `high` j are the upper bits of
-//! its index l, bits 12..15 its scale, bit 15 the sign of the eighth. Codes are 8 times point +- 1, so d is divided by 8.
+//! `d f16 | index [32] | high u16 [8]`. Sub-block j of 32 has indices 4j..4j+4; bits 3l of `high` j are the upper bits
+//! of its index l, bits 12..15 its scale, bit 15 the sign of the eighth. Codes are 8 times point +- 1, so d is divided
+//! by 8.
 //! Source: ggml `block_iq1_s`, `dequantize_row_iq1_s`.
 
 use super::grids::IQ1;

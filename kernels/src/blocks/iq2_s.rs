@@ -1,7 +1,7 @@
 //! IQ2_S: 256 weights, `value = (d * (scale + 1/2) / 4) * +-point`, 4-bit scale per 16.
 //!
-//! `d f16 | index [32] | signs [32] | high [8] | scales [8]`. Bits 2l of `high` j are the upper bits of index 4j + l; its
-//! signs are a byte. Scales as in IQ2_XS. Source: ggml `block_iq2_s`, `dequantize_row_iq2_s`.
+//! `d f16 | index [32] | signs [32] | high [8] | scales [8]`. Bits 2l of `high` j are the upper bits of index 4j + l;
+//! its signs are a byte. Scales as in IQ2_XS. Source: ggml `block_iq2_s`, `dequantize_row_iq2_s`.
 
 use super::grids::{IQ2_S, put_signed};
 use super::iq2_xs::odd_scales;

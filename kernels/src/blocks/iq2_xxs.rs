@@ -1,6 +1,7 @@
 //! IQ2_XXS: 256 weights, `value = (d * (scale + 1/2) / 4) * +-point`, 4-bit scale per 32.
 //!
-//! `d f16 | 8 x (index [4] | signs and scale u32)`: bits 7l of the dword are the signs of point l, bits 28..32 the scale.
+//! `d f16 | 8 x (index [4] | signs and scale u32)`: bits 7l of the dword are the signs of point l, bits 28..32 the
+//! scale.
 //! Scales are kept as `2 * scale + 1`, so d is divided by 8. Source: ggml `block_iq2_xxs`, `dequantize_row_iq2_xxs`.
 
 use super::grids::{IQ2_XXS, even_signs, put_signed};

@@ -1,7 +1,8 @@
 //! IQ3_S: 256 weights, `value = (d * (2 * scale + 1)) * +-point`, 4-bit scale per 32, points of 4.
 //!
-//! `d f16 | index [64] | high [8] | signs [32] | scales [4]`. Bit l of `high` j is the ninth bit of index 8j + l; a byte of
-//! signs is for two points; the scale of sub-block j is nibble j. Source: ggml `block_iq3_s`, `dequantize_row_iq3_s`.
+//! `d f16 | index [64] | high [8] | signs [32] | scales [4]`. Bit l of `high` j is the ninth bit of index 8j + l; a
+//! byte of signs is for two points; the scale of sub-block j is nibble j.
+//! Source: ggml `block_iq3_s`, `dequantize_row_iq3_s`.
 
 use super::grids::{IQ3_S, put_signed};
 use super::{Block256, f16_at};

@@ -394,7 +394,9 @@ impl Codes for Wide256 {
     avx2! {
     unsafe fn head(w: *const u8, half: usize) -> Head {
         // SAFETY: lines of the step.
-        let (d, scales) = unsafe { (line(w, half, 0), [line(w, half, 1), line(w, half, 2), line(w, half, 3), line(w, half, 4)]) };
+        let (d, scales) = unsafe {
+            (line(w, half, 0), [line(w, half, 1), line(w, half, 2), line(w, half, 3), line(w, half, 4)])
+        };
         Head { d: _mm256_castsi256_ps(d), dmin: _mm256_setzero_ps(), scales, mins: scales }
     }
     }

@@ -47,7 +47,10 @@ impl<C: Codes> Step for Step32<C> {
         unsafe {
             let one = _mm256_set1_epi16(1);
             for h in 0..2 {
-                let d = if C::FLOAT_SCALE { _mm256_castsi256_ps(line(w, half, h)) } else { f16_half(w.add(32 * h), half) };
+                let d = match C::FLOAT_SCALE {
+                    true => _mm256_castsi256_ps(line(w, half, h)),
+                    false => f16_half(w.add(32 * h), half),
+                };
                 let m = if C::MIN { f16_half(w.add(64 + 32 * h), half) } else { Self::ZERO };
                 let q = C::codes(w, half, h);
                 for r in 0..R {
