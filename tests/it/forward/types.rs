@@ -21,8 +21,9 @@ use super::{exact, integer, single};
 /// One layer, 256 wide: whole blocks of every type.
 const MODEL: &str = "llama-tiny-k/llama-tiny-k-Q4_K_M.gguf";
 const WIDTH: usize = 256;
-/// Recorded rows that look like weights: normal, uniform, heavy tail, constant, tiny, plus or minus a half.
-const ROWS: [usize; 6] = [0, 1, 2, 4, 5, 7];
+/// Recorded rows as small as weights: uniform, heavy tail, tiny. Larger ones make attention a choice of one position,
+/// which the rounding of activations can flip.
+const ROWS: [usize; 3] = [1, 2, 5];
 const PROMPT: [u32; 6] = [5, 9, 80, 200, 3, 77];
 
 /// The type's recorded rows, cut to the width of the model.
@@ -62,7 +63,7 @@ fn matrices(edit: &mut Edit) -> impl Iterator<Item = (usize, &mut Tensor)> {
     edit.tensors.iter_mut().filter(|t| t.dims.len() == 2).inspect(|t| assert_eq!(t.dims[0], 256)).enumerate()
 }
 
-fn logits(edit: &Edit, repack: Repack, options: ExecOptions) -> Vec<Vec<f32>> {
+fn logits(edit: &Edit, repack: Repack, options: ExecOptions) -> Vec<f32> {
     let load = LoadOptions { repack, strict: true };
     let model = Arc::new(Model::load(&edit.file(), None, load).unwrap_or_else(|error| panic!("{error}")));
     single(&model, 32, options).trunk(&PROMPT, PROMPT.len(), Want::Probe).logits.clone()
@@ -86,19 +87,17 @@ fn every_recorded_type_is_computed_as_its_values() {
             t.data = rows.flat_map(|v| v.to_le_bytes()).collect();
         }
         let expected = logits(&twin, Repack::Auto, exact());
-        assert!(expected.as_flattened().iter().all(|v| v.is_finite()), "{kind}");
+        assert!(expected.iter().all(|v| v.is_finite()), "{kind}");
         for repack in [Repack::Off, Repack::On] {
-            assert_eq!(logits(&typed, repack, exact()), expected, "{kind}, {repack:?}");
+            assert!(logits(&typed, repack, exact()) == expected, "{kind}, {repack:?}");
         }
         // Quantised activations: the same bits from file rows and from panels, and near the values.
         let found = logits(&typed, Repack::Off, integer());
-        assert_eq!(logits(&typed, Repack::On, integer()), found, "{kind}");
-        let sum = |f: &dyn Fn(f32, f32) -> f32| -> f32 {
-            found.as_flattened().iter().zip(expected.as_flattened()).map(|(a, b)| f(*a, *b)).sum()
-        };
+        assert!(logits(&typed, Repack::On, integer()) == found, "{kind}");
+        let sum = |f: &dyn Fn(f32, f32) -> f32| -> f32 { found.iter().zip(&expected).map(|(a, b)| f(*a, *b)).sum() };
         let nmse = sum(&|a, b| (a - b).powi(2)) / sum(&|_, b| b.powi(2));
         println!("{kind}: NMSE {nmse:e}");
-        assert!(nmse < 1e-2, "{kind}: NMSE {nmse:e} of integer products");
+        assert!(nmse < 1e-3, "{kind}: NMSE {nmse:e} of integer products");
     }
 }
 
