@@ -1,7 +1,8 @@
 //! Gated delta net: a window in one sweep against as many single steps, the state too large for the cache.
 
-use engine_kernels::ops::delta_net::{DeltaInputs, DeltaScratch, DeltaSegment, DeltaWeights, delta_net};
+use engine_kernels::ops::delta_net::{DeltaInputs, DeltaScratch, DeltaWeights, delta_net};
 use engine_kernels::ops::delta_state::{DeltaDims, DeltaLayer, HeadMap};
+use engine_kernels::ops::history::StateSegment;
 use engine_kernels::{Isa, Pool};
 use engine_perf::{floats, shortest};
 
@@ -44,7 +45,7 @@ fn main() {
                     6 * SLOTS,
                     &mut [&mut || {
                         let log_len = log_len.min(layer.logged(slot));
-                        let segment = DeltaSegment { slot, rows: 0..rows, log_len, committed };
+                        let segment = StateSegment { slot, rows: 0..rows, log_len, committed };
                         delta_net(&pool, isa, &weights, &mut layer, &[segment], inputs, &mut scratch, &mut dst);
                         slot = (slot + 1) % SLOTS;
                     }],

@@ -3,9 +3,10 @@
 use std::sync::Arc;
 
 use engine_kernels::ops::attention::{AttentionScratch, Segment, attention};
-use engine_kernels::ops::delta_net::{self, DeltaInputs, DeltaScratch, DeltaSegment, DeltaWeights, delta_net};
+use engine_kernels::ops::delta_net::{self, DeltaInputs, DeltaScratch, DeltaWeights, delta_net};
 use engine_kernels::ops::delta_state::DeltaLayer;
 use engine_kernels::ops::elementwise::{add, relu_squared, sigmoid_mul, sigmoid_mul_rows, silu_mul, split_halves};
+use engine_kernels::ops::history::StateSegment;
 use engine_kernels::ops::kv_cache::{KvCache, KvType};
 use engine_kernels::ops::norm::{rms_norm, rms_norm_in_place};
 use engine_kernels::ops::rope::{Rope, RopeTable};
@@ -29,7 +30,7 @@ pub struct Batch<'a> {
     /// Rows of one sequence each, in row order.
     pub segments: &'a [Segment<'a>],
     /// The same segments with their recurrent states; empty where no operation needs them.
-    pub delta: &'a [DeltaSegment],
+    pub delta: &'a [StateSegment],
 }
 
 /// Everything a pass reads and writes but the weights.

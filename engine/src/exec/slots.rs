@@ -31,7 +31,7 @@ impl CpuExecutor {
             SlotOp::Reset { state } => {
                 self.cursors.reset(state);
                 for layer in &mut self.machine.delta {
-                    layer.reset(state.index());
+                    layer.history.reset(state.index());
                 }
             }
             SlotOp::Truncate { state, kv_len } => self.cursors.truncate(state, kv_len),
@@ -40,7 +40,7 @@ impl CpuExecutor {
             SlotOp::Fork { from, to } => {
                 self.cursors.copy(from, to);
                 for layer in &mut self.machine.delta {
-                    layer.copy_slot(from.index(), to.index());
+                    layer.history.copy_slot(from.index(), to.index());
                 }
             }
             SlotOp::Save { state, checkpoint } => {
@@ -66,7 +66,7 @@ impl CpuExecutor {
         assert_eq!(self.cursors.get(state).log_len(), 0, "{state} has logged rows");
         let mut payload = Vec::new();
         for layer in &self.machine.delta {
-            layer.save(state.index(), &mut payload);
+            layer.history.save(state.index(), &mut payload);
         }
         payload.iter().flat_map(|x| x.to_le_bytes()).collect()
     }
@@ -91,7 +91,7 @@ impl CpuExecutor {
         }
         let mut payload = Vec::new();
         for layer in &self.machine.delta {
-            layer.save(state.index(), &mut payload);
+            layer.history.save(state.index(), &mut payload);
         }
         Checkpoint { kv_len: cursor.kv_len, state: payload, hidden }
     }
@@ -102,8 +102,8 @@ impl CpuExecutor {
         cursors.restore(state, saved.kv_len, &saved.hidden);
         let mut rest = saved.state.as_slice();
         for layer in &mut machine.delta {
-            let (own, others) = rest.split_at(layer.dims().saved_len());
-            layer.restore(state.index(), own);
+            let (own, others) = rest.split_at(layer.history.saved_len());
+            layer.history.restore(state.index(), own);
             rest = others;
         }
         assert!(rest.is_empty(), "{checkpoint} has the layers of this model");

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use engine_kernels::ops::delta_net::DeltaSegment;
+use engine_kernels::ops::history::StateSegment;
 
 use crate::ids::TokenId;
 use crate::limits::PAGE_TOKENS;
@@ -32,7 +32,7 @@ impl CpuExecutor {
                 rows.push(s, token, work.position[s] + i as u32);
             }
             if self.shape.recurrent {
-                delta.push(DeltaSegment {
+                delta.push(StateSegment {
                     slot: state.index(),
                     rows: range,
                     log_len: self.cursors.get(state).log_len() as usize,

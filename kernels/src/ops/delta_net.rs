@@ -15,16 +15,16 @@
 //! output, the update, and the next row's `sum S k` share one sweep.
 //! Source: Yang et al., Gated Delta Networks (arXiv:2412.06464); layout and eps as in llama.cpp `qwen35`.
 
-use std::ops::Range;
-
 use crate::cpu::detect::Isa;
 use crate::cpu::disjoint::Blocks;
 use crate::cpu::lanes::{Kernel, LANES, Simd, Vector, dispatch};
 use crate::cpu::pool::Pool;
 
-use super::delta_state::{COLUMNS, DeltaDims, DeltaLayer};
+use super::delta_state::{DeltaDims, DeltaLayer, GATES, MIXED};
 use super::exp::{exp_lanes, sigmoid_lanes, silu_lanes, softplus};
+use super::history::{Columns, History, StateSegment, add_product, by_tap};
 use super::norm::{rms_factor, sum_of_squares};
+use super::sweep::{self, COLUMNS, Slice, part, step};
 
 /// Small weights of one layer, all f32.
 pub struct DeltaWeights {
@@ -50,27 +50,8 @@ impl DeltaWeights {
         assert_eq!(a.len(), dims.value_heads, "decay weights");
         assert_eq!(dt.len(), dims.value_heads, "time step biases");
         assert_eq!(norm.len(), dims.value_dim, "output norm");
-        let mut by_tap = vec![0.0; conv.len()];
-        for channel in 0..channels {
-            for tap in 0..taps {
-                by_tap[tap * channels + channel] = conv[channel * taps + tap];
-            }
-        }
-        Self { conv: by_tap, a: a.to_vec(), dt: dt.to_vec(), norm: norm.to_vec() }
+        Self { conv: by_tap(conv, channels, taps), a: a.to_vec(), dt: dt.to_vec(), norm: norm.to_vec() }
     }
-}
-
-/// Rows of one sequence in a pass.
-#[derive(Clone, Debug)]
-pub struct DeltaSegment {
-    /// Its state; at most one segment of a pass has it.
-    pub slot: usize,
-    /// Rows of the batch, contiguous; may be empty, then only the log is folded.
-    pub rows: Range<usize>,
-    /// Leading rows of the slot's log that were accepted; they are folded first, the others are forgotten.
-    pub log_len: usize,
-    /// Leading rows that are folded in this pass; the rest is logged.
-    pub committed: usize,
 }
 
 /// The projections of one layer, all `[rows][...]`.
@@ -107,7 +88,7 @@ pub fn delta_net(
     isa: Isa,
     weights: &DeltaWeights,
     layer: &mut DeltaLayer,
-    segments: &[DeltaSegment],
+    segments: &[StateSegment],
     inputs: DeltaInputs<'_>,
     scratch: &mut DeltaScratch,
     dst: &mut [f32],
@@ -135,13 +116,10 @@ pub fn delta_net(
         });
     }
     {
-        let DeltaLayer { state, log_mixed, log_gates, log_capacity, .. } = &mut *layer;
+        let History { state, logs, .. } = &mut layer.history;
         let state = Blocks::new(state, dims.head_state_len());
         let out = Blocks::new(dst, dims.value_dim);
-        let log = |slot: usize| Rows {
-            mixed: &log_mixed[slot * *log_capacity * channels..],
-            gates: &log_gates[slot * *log_capacity * 2 * heads..],
-        };
+        let log = |slot: usize| Rows { mixed: logs[MIXED].of(slot), gates: logs[GATES].of(slot) };
         let scratch = &*scratch;
         pool.split(segments.len() * heads, 1, |range| {
             for item in range {
@@ -160,10 +138,10 @@ pub fn delta_net(
             }
         });
     }
-    for segment in segments {
-        commit(layer, segment, inputs.qkv);
-    }
-    log_rows(pool, layer, segments, inputs.qkv, scratch, &order);
+    let raw = Columns::whole(inputs.qkv, channels);
+    let mixed = Columns::whole(&scratch.mixed, channels);
+    let gates = Columns::whole(&scratch.gates, 2 * heads);
+    layer.history.finish(pool, segments, &[raw, mixed, gates]);
 }
 
 /// Folds the first `log_len` logged rows of each `(slot, log_len)` into its state and forgets the others.
@@ -171,13 +149,12 @@ pub fn delta_net(
 /// # Panics
 /// As [`delta_net`].
 pub fn fold(pool: &Pool, isa: Isa, weights: &DeltaWeights, layer: &mut DeltaLayer, slots: &[(usize, usize)]) {
-    let segments: Vec<_> =
-        slots.iter().map(|&(slot, log_len)| DeltaSegment { slot, rows: 0..0, log_len, committed: 0 }).collect();
+    let segments: Vec<_> = slots.iter().map(|&(slot, log_len)| StateSegment::fold(slot, log_len)).collect();
     let inputs = DeltaInputs { qkv: &[], z: &[], alpha: &[], beta: &[] };
     delta_net(pool, isa, weights, layer, &segments, inputs, &mut DeltaScratch::default(), &mut []);
 }
 
-fn check(layer: &DeltaLayer, segments: &[DeltaSegment], inputs: &DeltaInputs<'_>, dst: &[f32]) {
+fn check(layer: &DeltaLayer, segments: &[StateSegment], inputs: &DeltaInputs<'_>, dst: &[f32]) {
     let dims = &layer.dims;
     let rows = inputs.qkv.len() / dims.channels();
     assert_eq!(inputs.qkv.len(), rows * dims.channels(), "delta_net: qkv");
@@ -185,89 +162,18 @@ fn check(layer: &DeltaLayer, segments: &[DeltaSegment], inputs: &DeltaInputs<'_>
     assert_eq!(inputs.alpha.len(), rows * dims.value_heads, "delta_net: alpha");
     assert_eq!(inputs.beta.len(), rows * dims.value_heads, "delta_net: beta");
     assert_eq!(dst.len(), rows * dims.value_width(), "delta_net: dst");
-    for DeltaSegment { slot, rows: range, log_len, committed } in segments {
-        assert!(*slot < layer.slots, "slot {slot} of {}", layer.slots);
-        assert!(range.end <= rows, "rows {range:?} of {rows}");
-        assert!(*log_len <= layer.logged[*slot], "{log_len} accepted of {} logged rows", layer.logged[*slot]);
-        assert!(*committed <= range.len(), "{committed} committed of {} rows", range.len());
-        assert!(range.len() - committed <= layer.log_capacity, "no room to log rows {range:?}");
-    }
-}
-
-/// After the sweep: the tail moves over the folded rows.
-fn commit(layer: &mut DeltaLayer, segment: &DeltaSegment, qkv: &[f32]) {
-    let (ring, channels) = (layer.dims.conv_taps - 1, layer.dims.channels());
-    let DeltaSegment { slot, log_len, committed, .. } = *segment;
-    if ring > 0 {
-        let tail = &mut layer.tail[slot * ring * channels..][..ring * channels];
-        let start = &mut layer.tail_start[slot];
-        let folded = log_len + committed;
-        for i in folded.saturating_sub(ring)..folded {
-            let raw = if i < log_len {
-                &layer.log_raw[(slot * layer.log_capacity + i) * channels..][..channels]
-            } else {
-                &qkv[(segment.rows.start + i - log_len) * channels..][..channels]
-            };
-            DeltaLayer::push_tail(tail, start, raw);
-        }
-    }
-    layer.logged[slot] = segment.rows.len() - committed;
-}
-
-/// Copies the rows that were not folded into the logs.
-fn log_rows(
-    pool: &Pool,
-    layer: &mut DeltaLayer,
-    segments: &[DeltaSegment],
-    qkv: &[f32],
-    scratch: &DeltaScratch,
-    order: &[(usize, usize)],
-) {
-    let (channels, gates_len, capacity) = (layer.dims.channels(), 2 * layer.dims.value_heads, layer.log_capacity);
-    if capacity == 0 {
-        return;
-    }
-    let raw = Blocks::new(&mut layer.log_raw, channels);
-    let mixed = Blocks::new(&mut layer.log_mixed, channels);
-    let gates = Blocks::new(&mut layer.log_gates, gates_len);
-    let copy = |from: &[f32], row: usize, to: &mut [f32]| to.copy_from_slice(&from[row * to.len()..][..to.len()]);
-    pool.split(order.len(), super::grain_rows(2 * channels), |range| {
-        for &(segment, row) in &order[range] {
-            let segment = &segments[segment];
-            let Some(logged) = (row - segment.rows.start).checked_sub(segment.committed) else { continue };
-            let at = segment.slot * capacity + logged;
-            copy(qkv, row, raw.take(at));
-            copy(&scratch.mixed, row, mixed.take(at));
-            copy(&scratch.gates, row, gates.take(at));
-        }
-    });
+    layer.history.check(segments, rows);
 }
 
 /// Convolution, norms and gates of one row.
 struct Mix<'a> {
     weights: &'a DeltaWeights,
     layer: &'a DeltaLayer,
-    segment: &'a DeltaSegment,
+    segment: &'a StateSegment,
     inputs: DeltaInputs<'a>,
     row: usize,
     mixed: &'a mut [f32],
     gates: &'a mut [f32],
-}
-
-impl Mix<'_> {
-    /// The raw input `back` rows before this one: of this pass, of the accepted log, or of the tail.
-    fn raw(&self, back: usize) -> &[f32] {
-        let (channels, log_len) = (self.layer.dims.channels(), self.segment.log_len);
-        let i = self.row - self.segment.rows.start;
-        if back <= i {
-            return &self.inputs.qkv[(self.row - back) * channels..][..channels];
-        }
-        let before = back - i; // 1 = the last accepted row
-        if before <= log_len {
-            return self.layer.log_raw_row(self.segment.slot, log_len - before);
-        }
-        self.layer.tail_row(self.segment.slot, self.layer.dims.conv_taps - 1 - (before - log_len))
-    }
 }
 
 impl Kernel for Mix<'_> {
@@ -277,9 +183,11 @@ impl Kernel for Mix<'_> {
         let mixed = std::mem::take(&mut self.mixed);
         let dims = self.layer.dims;
         let (channels, taps) = (dims.channels(), dims.conv_taps);
+        let now = Columns::whole(self.inputs.qkv, channels);
+        let step = self.segment.log_len + self.row - self.segment.rows.start;
         // Products of tap 0, 1, ... are added in this order, fused; the last one is this row's.
         for tap in 0..taps {
-            let raw = self.raw(taps - 1 - tap);
+            let raw = self.layer.history.input(self.segment, now, step, taps - 1 - tap);
             let weight = &self.weights.conv[tap * channels..][..channels];
             add_product(s, tap == 0, raw, weight, mixed);
         }
@@ -312,23 +220,6 @@ impl Kernel for Mix<'_> {
     }
 }
 
-/// `dst += a * b`, or `dst = a * b` for the first term.
-#[inline(always)]
-fn add_product<S: Simd>(s: S, first: bool, a: &[f32], b: &[f32], dst: &mut [f32]) {
-    let (a, a_rest) = a.as_chunks::<LANES>();
-    let (b, b_rest) = b.as_chunks::<LANES>();
-    let (dst, dst_rest) = dst.as_chunks_mut::<LANES>();
-    for ((a, b), dst) in a.iter().zip(b).zip(dst) {
-        term(first, s.load(a), s.load(b), s.load(dst)).store(dst);
-    }
-    term(first, s.load_partial(a_rest), s.load_partial(b_rest), s.load_partial(dst_rest)).store_partial(dst_rest);
-}
-
-#[inline(always)]
-fn term<V: Vector>(first: bool, a: V, b: V, dst: V) -> V {
-    if first { a.mul(b) } else { a.mul_add(b, dst) }
-}
-
 /// Rows as they are logged: `mixed [row][channels]`, `gates [row][2][value_heads]`.
 #[derive(Clone, Copy)]
 struct Rows<'a> {
@@ -336,22 +227,11 @@ struct Rows<'a> {
     gates: &'a [f32],
 }
 
-/// One row of a slice of the state, on a cache line of its own.
-#[derive(Clone, Copy)]
-#[repr(align(64))]
-struct Slice<const W: usize>([[f32; LANES]; W]);
-
-/// Vector w of a slice's columns: only a slice of one vector may be narrower.
-#[inline(always)]
-fn part<S: Simd, const W: usize>(s: S, columns: &[f32], w: usize) -> S::V {
-    if W > 1 { s.load(&columns.as_chunks::<LANES>().0[w]) } else { s.load_partial(columns) }
-}
-
 /// All rows of a segment over the state of one head.
 struct Sweep<'a> {
     dims: &'a DeltaDims,
     weights: &'a DeltaWeights,
-    segment: &'a DeltaSegment,
+    segment: &'a StateSegment,
     head: usize,
     state: &'a mut [f32],
     log: Rows<'a>,
@@ -392,12 +272,11 @@ impl Sweep<'_> {
     /// `W` vectors of columns from `column` on; a single one may stick out over value_dim.
     #[inline(always)]
     fn columns<S: Simd, const W: usize>(&mut self, s: S, column: usize, slice: &mut Vec<Slice<W>>) {
-        let (log_len, rows) = (self.segment.log_len, self.out.len());
-        let steps = log_len + rows;
-        let folded = log_len + self.segment.committed;
+        let log_len = self.segment.log_len;
+        let (steps, folded) = (self.segment.steps(), self.segment.folded());
         let value_dim = self.dims.value_dim;
         let width = (value_dim - column).min(W * LANES);
-        slice.resize(self.dims.key_dim, Slice([[0.0; LANES]; W]));
+        slice.resize(self.dims.key_dim, sweep::zero());
         // Load, and the first row's sum in the same go.
         let mut next = [s.splat(0.0); W];
         let first_k = self.step(0).k;
@@ -443,12 +322,7 @@ impl Sweep<'_> {
                 }
             }
             if t + 1 == folded {
-                let state = self.state[stored.clone()].chunks_exact_mut(width);
-                for (state, slice) in state.zip(slice.iter()) {
-                    for (lanes, state) in slice.0.iter().zip(state.chunks_mut(LANES)) {
-                        s.load(lanes).store_partial(state);
-                    }
-                }
+                sweep::store(s, slice, width, &mut self.state[stored.clone()]);
             }
         }
     }
@@ -458,7 +332,7 @@ impl Kernel for Sweep<'_> {
     type Out = ();
     #[inline(always)]
     fn run<S: Simd>(mut self, s: S) {
-        if self.segment.log_len + self.out.len() == 0 {
+        if self.segment.steps() == 0 {
             return;
         }
         let value_dim = self.dims.value_dim;
@@ -478,35 +352,6 @@ impl Kernel for Sweep<'_> {
             gate_output(s, out, &self.weights.norm, z, self.dims.eps);
         }
     }
-}
-
-/// One row over one slice of columns: the update, the output (if `OUT`) and the next row's `sum S k` (if `NEXT`).
-#[inline(always)]
-fn step<S: Simd, const W: usize, const OUT: bool, const NEXT: bool>(
-    s: S,
-    slice: &mut [Slice<W>],
-    k: &[f32],
-    q: &[f32],
-    next_k: &[f32],
-    decay: S::V,
-    delta: [S::V; W],
-) -> ([S::V; W], [S::V; W]) {
-    let mut o = [s.splat(0.0); W];
-    let mut next = [s.splat(0.0); W];
-    for (((slice, &k), &q), &next_k) in slice.iter_mut().zip(k).zip(q).zip(next_k) {
-        let (k, q, next_k) = (s.splat(k), s.splat(q), s.splat(next_k));
-        for w in 0..W {
-            let x = k.mul_add(delta[w], s.load(&slice.0[w]).mul(decay));
-            x.store(&mut slice.0[w]);
-            if OUT {
-                o[w] = x.mul_add(q, o[w]);
-            }
-            if NEXT {
-                next[w] = x.mul_add(next_k, next[w]);
-            }
-        }
-    }
-    (o, next)
 }
 
 /// `out = (out / sqrt(mean(out^2) + eps) * norm) * silu(z)`.

@@ -9,11 +9,15 @@ pub mod delta_net;
 pub mod delta_state;
 pub mod elementwise;
 pub mod exp;
+pub mod history;
 pub mod kv_cache;
 pub mod logits;
+pub mod mamba2;
+pub mod mamba2_state;
 pub mod moe;
 pub mod norm;
 pub mod rope;
+mod sweep;
 
 /// Elements a worker is given at least, so that handing them out costs less than working on them.
 const GRAIN_ELEMENTS: usize = 8192;

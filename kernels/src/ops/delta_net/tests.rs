@@ -1,7 +1,8 @@
-use super::{DeltaInputs, DeltaScratch, DeltaSegment, DeltaWeights, delta_net, fold};
+use super::{DeltaInputs, DeltaScratch, DeltaWeights, delta_net, fold};
 use crate::cpu::detect::Isa;
 use crate::cpu::pool::Pool;
 use crate::ops::delta_state::{DeltaDims, DeltaLayer, HeadMap};
+use crate::ops::history::StateSegment;
 use crate::test_noise::{Noise, bits};
 
 /// Three value heads per key head: two could not tell orders apart.
@@ -79,7 +80,7 @@ impl Bench {
         Self { dims, pool: Pool::new(threads), isa, weights, layer, scratch: DeltaScratch::default() }
     }
 
-    fn pass(&mut self, segments: &[DeltaSegment], inputs: &Inputs) -> Vec<f32> {
+    fn pass(&mut self, segments: &[StateSegment], inputs: &Inputs) -> Vec<f32> {
         let mut dst = vec![f32::NAN; inputs.z.len()];
         let Self { pool, isa, weights, layer, scratch, .. } = self;
         delta_net(pool, *isa, weights, layer, segments, inputs.borrow(), scratch, &mut dst);
@@ -89,7 +90,7 @@ impl Bench {
     /// One segment on slot 0.
     fn one(&mut self, inputs: &Inputs, log_len: usize, committed: usize) -> Vec<f32> {
         let rows = inputs.alpha.len() / self.dims.value_heads;
-        self.pass(&[DeltaSegment { slot: 0, rows: 0..rows, log_len, committed }], inputs)
+        self.pass(&[StateSegment { slot: 0, rows: 0..rows, log_len, committed }], inputs)
     }
 
     fn fold(&mut self, slot: usize, log_len: usize) {
@@ -98,7 +99,7 @@ impl Bench {
 
     fn saved(&self, slot: usize) -> Vec<u32> {
         let mut out = Vec::new();
-        self.layer.save(slot, &mut out);
+        self.layer.history.save(slot, &mut out);
         bits(&out)
     }
 }
@@ -192,7 +193,7 @@ fn every_instruction_set_and_thread_count_gives_the_bits_of_plain_rust() {
             for threads in 1..=3 {
                 let mut bench = Bench::new(dims, threads, isa, 1, 12);
                 assert_eq!(bits(&bench.one(&inputs, 0, 5)), bits(&out));
-                assert_eq!(bench.layer.logged(0), 7);
+                assert_eq!(bench.layer.history.logged(0), 7);
                 bench.fold(0, 7);
                 assert_eq!(bench.saved(0), saved[12]);
             }
@@ -262,7 +263,7 @@ fn slots_in_one_pass_are_independent() {
     let mut segments = Vec::new();
     for (i, (part, len)) in inputs.iter().zip(lens).enumerate() {
         let start = all.alpha.len() / DIMS.value_heads;
-        segments.push(DeltaSegment { slot: 2 - i, rows: start..start + len, log_len: 0, committed: i });
+        segments.push(StateSegment { slot: 2 - i, rows: start..start + len, log_len: 0, committed: i });
         all.append(part);
     }
     let mut bench = Bench::new(DIMS, 3, Isa::best(), 3, 32);
@@ -272,7 +273,7 @@ fn slots_in_one_pass_are_independent() {
     for ((segment, inputs), len) in segments.iter().zip(&inputs).zip(lens) {
         let (out, saved) = decode(DIMS, Isa::best(), inputs, len);
         assert_eq!(bits(&got[segment.rows.start * width..segment.rows.end * width]), bits(&out));
-        let log_len = bench.layer.logged(segment.slot);
+        let log_len = bench.layer.history.logged(segment.slot);
         bench.fold(segment.slot, log_len);
         assert_eq!(bench.saved(segment.slot), saved[len]);
     }
@@ -288,13 +289,13 @@ fn a_slot_is_reset_copied_saved_and_restored_exactly() {
     // Dirty both slots, then start over.
     for slot in 0..2 {
         let dirt = Inputs::noise(&mut noise, &DIMS, 7);
-        bench.pass(&[DeltaSegment { slot, rows: 0..7, log_len: 0, committed: 3 }], &dirt);
+        bench.pass(&[StateSegment { slot, rows: 0..7, log_len: 0, committed: 3 }], &dirt);
     }
-    bench.layer.reset(0);
+    bench.layer.history.reset(0);
     bench.one(&inputs.rows(&DIMS, 0..10), 0, 6);
     // Fork with rows in the log; both go on alike, the fork after losing one row.
-    bench.layer.copy_slot(0, 1);
-    let segment = |slot, log_len, rows| DeltaSegment { slot, rows: 0..rows, log_len, committed: rows };
+    bench.layer.history.copy_slot(0, 1);
+    let segment = |slot, log_len, rows| StateSegment { slot, rows: 0..rows, log_len, committed: rows };
     let got = bench.pass(&[segment(0, 4, 10)], &inputs.rows(&DIMS, 10..20));
     assert_eq!(bits(&got), bits(&out[10 * width..]));
     assert_eq!(bench.saved(0), saved[20]);
@@ -302,11 +303,11 @@ fn a_slot_is_reset_copied_saved_and_restored_exactly() {
     assert_eq!(bits(&got), bits(&out[9 * width..]));
     // A checkpoint at 20, then other rows, then back.
     let mut checkpoint = Vec::new();
-    bench.layer.save(1, &mut checkpoint);
-    assert_eq!(checkpoint.len(), DIMS.saved_len());
+    bench.layer.history.save(1, &mut checkpoint);
+    assert_eq!(checkpoint.len(), bench.layer.history.saved_len());
     bench.pass(&[segment(1, 0, 5)], &Inputs::noise(&mut noise, &DIMS, 5));
     assert_ne!(bench.saved(1), saved[20]);
-    bench.layer.restore(1, &checkpoint);
+    bench.layer.history.restore(1, &checkpoint);
     assert_eq!(bench.saved(1), saved[20]);
     let next = Inputs::noise(&mut noise, &DIMS, 3);
     let again = bench.pass(&[segment(1, 0, 3)], &next);
