@@ -3,8 +3,7 @@
 use std::sync::Arc;
 
 use engine_kernels::ops::attention::{AttentionScratch, Segment, attention};
-use engine_kernels::ops::delta_net::{self, DeltaInputs, DeltaScratch, DeltaWeights, delta_net};
-use engine_kernels::ops::delta_state::DeltaLayer;
+use engine_kernels::ops::delta_net::DeltaInputs;
 use engine_kernels::ops::elementwise::{add, relu_squared, sigmoid_mul, sigmoid_mul_rows, silu_mul, split_halves};
 use engine_kernels::ops::history::StateSegment;
 use engine_kernels::ops::kv_cache::{KvCache, KvType};
@@ -20,6 +19,7 @@ use crate::model::program::{BufferId, MatrixId, Op};
 use super::ExecOptions;
 use super::choose::LOGIT_ROWS;
 use super::moe::Mixture;
+use super::recurrent::Recurrent;
 
 /// The rows of one pass and who they belong to.
 pub struct Batch<'a> {
@@ -30,7 +30,7 @@ pub struct Batch<'a> {
     /// Rows of one sequence each, in row order.
     pub segments: &'a [Segment<'a>],
     /// The same segments with their recurrent states; empty where no operation needs them.
-    pub delta: &'a [StateSegment],
+    pub states: &'a [StateSegment],
 }
 
 /// Everything a pass reads and writes but the weights.
@@ -52,10 +52,7 @@ pub struct Machine {
     /// KV pages of all attention layers, the MTP block's last.
     pub kv: KvCache,
     /// Recurrent layers.
-    pub delta: Vec<DeltaLayer>,
-    /// Their small weights, as the kernel wants them.
-    delta_weights: Vec<DeltaWeights>,
-    delta_scratch: DeltaScratch,
+    pub recurrent: Recurrent,
     pub(super) mixture: Mixture,
 }
 
@@ -63,13 +60,13 @@ impl Machine {
     /// Bytes of the caches and states of [`Self::new`]: what grows with `limits`.
     pub fn bytes_for(model: &Model, limits: &Limits, kv_type: KvType) -> usize {
         let program = &model.program;
-        let delta = program.delta.iter().map(|g| g.dims.layer_bytes(limits.slots, limits.window_max));
         let rows = program.buffers.iter().map(|b| 4 * b.width * limits.step_rows);
-        let mixture = Mixture::bytes_for(model, limits.step_rows);
-        delta
-            .chain(rows)
-            .chain([mixture])
-            .fold(KvCache::bytes_for(kv_type, &program.kv, limits.pages), usize::saturating_add)
+        let parts = [
+            Recurrent::bytes_for(&program.recurrent, limits),
+            Mixture::bytes_for(model, limits.step_rows),
+            KvCache::bytes_for(kv_type, &program.kv, limits.pages),
+        ];
+        rows.chain(parts).fold(0, usize::saturating_add)
     }
 
     /// Buffers for `limits` and `model`.
@@ -78,14 +75,7 @@ impl Machine {
         let width: Vec<usize> = program.buffers.iter().map(|b| b.width).collect();
         let rows = LOGIT_ROWS.min(limits.step_rows);
         let head_rows = model.weights.matrix(program.head).n();
-        let delta = program.delta.iter().map(|g| DeltaLayer::new(g.dims, limits.slots, limits.window_max)).collect();
-        let vector = |id| model.weights.vector(id);
-        let delta_weights = program
-            .delta
-            .iter()
-            .map(|g| DeltaWeights::new(&g.dims, vector(g.conv), vector(g.a), vector(g.dt_bias), vector(g.norm)))
-            .collect();
-        let freq_factors = program.rope_factors.map_or_else(Vec::new, |id| vector(id).to_vec());
+        let freq_factors = program.rope_factors.map_or_else(Vec::new, |id| model.weights.vector(id).to_vec());
         let rope = program.rope;
         Self {
             pool,
@@ -106,18 +96,14 @@ impl Machine {
             head_in: Vec::with_capacity(rows * model.config.d_model),
             logits: vec![0.0; rows * head_rows],
             kv: KvCache::new(options.kv_type, &program.kv, limits.pages),
-            delta,
-            delta_weights,
-            delta_scratch: DeltaScratch::default(),
+            recurrent: Recurrent::new(&program.recurrent, &model.weights, limits),
             mixture: Mixture::new(model, limits.step_rows),
         }
     }
 
     /// Folds the first `log_len` logged rows of a slot into every recurrent state, and forgets the others.
     pub fn fold(&mut self, slot: usize, log_len: usize) {
-        for (weights, layer) in self.delta_weights.iter().zip(&mut self.delta) {
-            delta_net::fold(&self.pool, self.isa, weights, layer, &[(slot, log_len)]);
-        }
+        self.recurrent.fold(&self.pool, self.isa, slot, log_len);
     }
 
     /// The workers, to be kept awake over the parts of a step.
@@ -225,14 +211,18 @@ impl Machine {
             }
             Op::DeltaNet { layer, qkv, gate, alpha, beta, dst } => {
                 self.with(dst, rows, |m, dst| {
-                    let Self { delta, delta_weights, delta_scratch, buffers, width, .. } = m;
+                    let Self { recurrent, buffers, width, .. } = m;
                     let rows_of = |b: BufferId| &buffers[b.index()][..rows * width[b.index()]];
                     let inputs =
                         DeltaInputs { qkv: rows_of(qkv), z: rows_of(gate), alpha: rows_of(alpha), beta: rows_of(beta) };
-                    let (weights, state) = (&delta_weights[layer], &mut delta[layer]);
-                    delta_net(&pool, isa, weights, state, batch.delta, inputs, delta_scratch, dst);
+                    recurrent.delta_net((&pool, isa), layer, batch.states, inputs, dst);
                 });
             }
+            Op::Mamba2 { layer, projected, dst } => self.with(dst, rows, |m, dst| {
+                let Self { recurrent, buffers, width, .. } = m;
+                let projected = &buffers[projected.index()][..rows * width[projected.index()]];
+                recurrent.mamba2((&pool, isa), layer, batch.states, projected, dst);
+            }),
             Op::SigmoidMulRows { dst, gate } => {
                 self.with(dst, rows, |m, dst| sigmoid_mul_rows(&pool, dst, m.rows(gate, rows)));
             }

@@ -16,6 +16,7 @@ mod cursors;
 mod machine;
 mod moe;
 mod mtp;
+mod recurrent;
 mod slots;
 mod trunk;
 
@@ -125,7 +126,7 @@ impl CpuExecutor {
         assert!((1..=STEP_ROWS_MAX).contains(&limits.step_rows), "{} rows a step", limits.step_rows);
         assert!(limits.window_max <= WINDOW_MAX && limits.window_max < limits.step_rows, "a window fits a step");
         let mtp = model.program.mtp.is_some();
-        let recurrent = !model.program.delta.is_empty();
+        let recurrent = !model.program.recurrent.is_empty();
         let hidden_rows = hidden_rows(&model, &limits);
         let d_model = model.config.d_model;
         let shape = Shape {

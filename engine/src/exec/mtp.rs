@@ -121,7 +121,7 @@ impl CpuExecutor {
             }
         }
         let segments = rows.segments(tables);
-        let batch = Batch { token: &rows.token, position: &rows.position, segments: &segments, delta: &[] };
+        let batch = Batch { token: &rows.token, position: &rows.position, segments: &segments, states: &[] };
         let ops = if work.probe { &mtp.block } else { &mtp.fill };
         self.machine.run(&self.model, ops, &batch);
         if work.probe {
@@ -164,7 +164,7 @@ impl CpuExecutor {
             }
         }
         let segments = rows.segments(tables);
-        let batch = Batch { token: &rows.token, position: &rows.position, segments: &segments, delta: &[] };
+        let batch = Batch { token: &rows.token, position: &rows.position, segments: &segments, states: &[] };
         self.machine.run(&self.model, &mtp.block, &batch);
 
         let all: Vec<usize> = (0..rows.len()).collect();

@@ -30,18 +30,14 @@ impl CpuExecutor {
         match *op {
             SlotOp::Reset { state } => {
                 self.cursors.reset(state);
-                for layer in &mut self.machine.delta {
-                    layer.history.reset(state.index());
-                }
+                self.machine.recurrent.reset(state.index());
             }
             SlotOp::Truncate { state, kv_len } => self.cursors.truncate(state, kv_len),
             SlotOp::Fold { state } => self.fold(state),
             SlotOp::CopyPage { from, to } => self.machine.kv.copy_page(from.0, to.0),
             SlotOp::Fork { from, to } => {
                 self.cursors.copy(from, to);
-                for layer in &mut self.machine.delta {
-                    layer.history.copy_slot(from.index(), to.index());
-                }
+                self.machine.recurrent.copy_slot(from.index(), to.index());
             }
             SlotOp::Save { state, checkpoint } => {
                 self.fold(state);
@@ -64,11 +60,7 @@ impl CpuExecutor {
     /// If rows are logged: fork the sequence and [`SlotOp::Fold`] the copy first.
     pub fn state_bytes(&self, state: StateSlot) -> Vec<u8> {
         assert_eq!(self.cursors.get(state).log_len(), 0, "{state} has logged rows");
-        let mut payload = Vec::new();
-        for layer in &self.machine.delta {
-            layer.history.save(state.index(), &mut payload);
-        }
-        payload.iter().flat_map(|x| x.to_le_bytes()).collect()
+        self.machine.recurrent.save(state.index()).iter().flat_map(|x| x.to_le_bytes()).collect()
     }
 
     fn fold(&mut self, state: StateSlot) {
@@ -89,10 +81,7 @@ impl CpuExecutor {
             hidden.resize(self.shape.d_model, 0.0);
             self.cursors.hidden_before(state, cursor.kv_len, &mut hidden);
         }
-        let mut payload = Vec::new();
-        for layer in &self.machine.delta {
-            layer.history.save(state.index(), &mut payload);
-        }
+        let payload = self.machine.recurrent.save(state.index());
         Checkpoint { kv_len: cursor.kv_len, state: payload, hidden }
     }
 
@@ -100,12 +89,6 @@ impl CpuExecutor {
         let Self { checkpoints, cursors, machine, .. } = self;
         let saved = checkpoints.get(&checkpoint).unwrap_or_else(|| panic!("{checkpoint} is not there to be restored"));
         cursors.restore(state, saved.kv_len, &saved.hidden);
-        let mut rest = saved.state.as_slice();
-        for layer in &mut machine.delta {
-            let (own, others) = rest.split_at(layer.history.saved_len());
-            layer.history.restore(state.index(), own);
-            rest = others;
-        }
-        assert!(rest.is_empty(), "{checkpoint} has the layers of this model");
+        machine.recurrent.restore(state.index(), &saved.state);
     }
 }

@@ -25,14 +25,14 @@ impl CpuExecutor {
         self.check_trunk(work);
         let tables = Tables::new(&work.page, &work.page_start, self.limits.pages);
         let mut rows = Rows::default();
-        let mut delta = Vec::with_capacity(work.state.len());
+        let mut states = Vec::with_capacity(work.state.len());
         for (s, &state) in work.state.iter().enumerate() {
             let range = work.row_start[s] as usize..work.row_start[s + 1] as usize;
             for (i, &token) in work.token[range.clone()].iter().enumerate() {
                 rows.push(s, token, work.position[s] + i as u32);
             }
             if self.shape.recurrent {
-                delta.push(StateSegment {
+                states.push(StateSegment {
                     slot: state.index(),
                     rows: range,
                     log_len: self.cursors.get(state).log_len() as usize,
@@ -41,7 +41,7 @@ impl CpuExecutor {
             }
         }
         let segments = rows.segments(&tables);
-        let batch = Batch { token: &rows.token, position: &rows.position, segments: &segments, delta: &delta };
+        let batch = Batch { token: &rows.token, position: &rows.position, segments: &segments, states: &states };
         self.machine.run(&model, &model.program.trunk, &batch);
         self.advance(work);
         out.times.trunk_ns = elapsed_ns(started);

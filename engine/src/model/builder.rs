@@ -4,7 +4,7 @@ use engine_kernels::ops::delta_state::{DeltaDims, HeadMap};
 use engine_kernels::ops::kv_cache::KvGeometry;
 
 use super::config::{Block, Config};
-use super::program::{BufferId, Buffers, DeltaGeometry, MatrixId, Op, VectorId};
+use super::program::{BufferId, Buffers, DeltaGeometry, MatrixId, Op, RecurrentGeometry, VectorId};
 use super::tensors::{Source, Wants};
 
 /// Writes operation lists down while it collects the tensors and buffers they need.
@@ -18,7 +18,7 @@ pub struct Builder<'a> {
     /// Attention layers so far.
     pub kv: Vec<KvGeometry>,
     /// Recurrent layers so far.
-    pub delta: Vec<DeltaGeometry>,
+    pub recurrent: Vec<RecurrentGeometry>,
 }
 
 /// Projections that stand before an attention: plain queries, or per head a query and its output gate.
@@ -42,7 +42,7 @@ impl Query {
 impl<'a> Builder<'a> {
     /// An empty one.
     pub fn new(config: &'a Config, wants: Wants<'a>) -> Self {
-        Self { config, wants, buffers: Buffers::default(), kv: Vec::new(), delta: Vec::new() }
+        Self { config, wants, buffers: Buffers::default(), kv: Vec::new(), recurrent: Vec::new() }
     }
 
     /// A buffer as wide as a hidden row.
@@ -215,8 +215,8 @@ impl<'a> Builder<'a> {
             dt_bias: self.wants.vector(Source::Model, &name("ssm_dt.bias"), delta.value_heads),
             norm: self.wants.vector(Source::Model, &name("ssm_norm.weight"), delta.head_dim),
         };
-        self.delta.push(geometry);
-        self.delta.len() - 1
+        self.recurrent.push(RecurrentGeometry::Delta(geometry));
+        self.recurrent.len() - 1
     }
 }
 

@@ -88,7 +88,7 @@ impl Plan {
         let unused: Vec<String> = unused.map(|i| format!("blk.{i}.")).collect();
         b.wants.note_unexpected(|name| unused.iter().any(|prefix| name.starts_with(prefix.as_str())));
 
-        let Builder { wants, buffers, kv, delta, config } = b;
+        let Builder { wants, buffers, kv, recurrent, config } = b;
         let Wants { matrices, vectors, report, .. } = wants;
         let unexpected = report.into_result(model.path, strict)?;
         let program = Program {
@@ -98,7 +98,7 @@ impl Plan {
             head,
             mtp,
             kv,
-            delta,
+            recurrent,
             rope: config.rope,
             rope_factors,
             norm_eps: config.norm_eps,

@@ -14,6 +14,7 @@ use std::collections::HashSet;
 
 use engine_kernels::ops::delta_state::DeltaDims;
 use engine_kernels::ops::kv_cache::KvGeometry;
+use engine_kernels::ops::mamba2_state::Mamba2Dims;
 use engine_kernels::ops::moe::Router;
 
 use super::config::RopeConfig;
@@ -140,7 +141,7 @@ pub enum Op {
     },
     /// Causal convolution, gated delta rule and gated norm; folds and logs as the batch says.
     DeltaNet {
-        /// Row of [`Program::delta`].
+        /// Row of [`Program::recurrent`].
         layer: usize,
         /// `[rows][conv channels]`, raw.
         qkv: BufferId,
@@ -151,6 +152,15 @@ pub enum Op {
         /// `[rows][value heads]`, raw.
         beta: BufferId,
         /// `[rows][value heads * value_dim]`.
+        dst: BufferId,
+    },
+    /// Causal convolution, selective scan, gate and grouped norm; folds and logs as the batch says.
+    Mamba2 {
+        /// Row of [`Program::recurrent`].
+        layer: usize,
+        /// `[rows][z | x B C | dt]`, raw.
+        projected: BufferId,
+        /// `[rows][heads * head_dim]`.
         dst: BufferId,
     },
     /// dst *= sigmoid(gate).
@@ -237,6 +247,34 @@ pub struct DeltaGeometry {
     pub norm: VectorId,
 }
 
+/// Geometry and small weights of one Mamba2 layer.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Mamba2Geometry {
+    /// Heads, groups, widths, taps.
+    pub dims: Mamba2Dims,
+    /// `[channels][taps]`, oldest tap first.
+    pub conv: VectorId,
+    /// `[channels]`.
+    pub conv_bias: VectorId,
+    /// `[heads]`, `-exp(A_log)`.
+    pub a: VectorId,
+    /// `[heads]`.
+    pub d: VectorId,
+    /// `[heads]`.
+    pub dt_bias: VectorId,
+    /// `[groups][heads * head_dim / groups]`.
+    pub norm: VectorId,
+}
+
+/// One recurrent layer.
+#[derive(Clone, PartialEq, Debug)]
+pub enum RecurrentGeometry {
+    /// Gated delta net.
+    Delta(DeltaGeometry),
+    /// Mamba2.
+    Mamba2(Mamba2Geometry),
+}
+
 /// The MTP block: two programs over the same buffers.
 #[derive(Clone, PartialEq, Debug)]
 pub struct MtpProgram {
@@ -267,8 +305,8 @@ pub struct Program {
     pub mtp: Option<MtpProgram>,
     /// Attention layers of the trunk, then the MTP block's.
     pub kv: Vec<KvGeometry>,
-    /// Recurrent layers.
-    pub delta: Vec<DeltaGeometry>,
+    /// Recurrent layers, in the trunk's order.
+    pub recurrent: Vec<RecurrentGeometry>,
     /// Rotary embedding of every attention layer.
     pub rope: RopeConfig,
     /// `[n_rot / 2]`: divisors of the angles.
