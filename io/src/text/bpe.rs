@@ -1,8 +1,11 @@
-//! Byte-level BPE: the lowest-ranked pair is merged first, the leftmost of equals; cost n log n for a piece of n bytes.
+//! Byte-level BPE: the lowest-ranked pair is merged first, the leftmost of equals; cost n log n for a piece of n bytes,
+//! and for a long one about one pass per rank that occurs in it.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
 use std::hash::{BuildHasherDefault, Hasher};
+
+use super::merge_queue::{Buckets, MergeQueue};
 
 /// Pairs of tokens that merge.
 #[derive(Clone, Debug, Default)]
@@ -11,9 +14,9 @@ pub struct Merges {
     pair: HashMap<u64, (u32, u32), BuildHasherDefault<PairHasher>>,
 }
 
-/// One multiplication: keys are pairs of dense ids from a file that was accepted, not from clients.
+/// One multiplication: keys are dense ids, or pairs of them, from a file that was accepted, not from clients.
 #[derive(Clone, Copy, Default)]
-struct PairHasher(u64);
+pub(super) struct PairHasher(u64);
 
 impl Hasher for PairHasher {
     fn finish(&self) -> u64 {
@@ -24,6 +27,10 @@ impl Hasher for PairHasher {
         for &b in bytes {
             self.write_u64(u64::from(b));
         }
+    }
+
+    fn write_u32(&mut self, key: u32) {
+        self.write_u64(u64::from(key));
     }
 
     fn write_u64(&mut self, key: u64) {
@@ -54,14 +61,8 @@ impl Merges {
 
 const NONE: u32 = u32::MAX;
 
-/// A pair that may merge. Ordered by rank, then place.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-struct Candidate {
-    rank: u32,
-    at: u32,
-    left: u32,
-    right: u32,
-}
+/// Symbols of a piece from which on buckets are quicker than a heap: where the heap outgrows the nearest cache.
+const LONG: u32 = 4096;
 
 /// Work space, reused from piece to piece.
 #[derive(Default)]
@@ -72,7 +73,8 @@ pub struct Bpe {
     next: Vec<u32>,
     /// Per symbol: the previous living one, NONE at the start.
     prev: Vec<u32>,
-    queue: BinaryHeap<Reverse<Candidate>>,
+    /// Candidates of short pieces.
+    heap: BinaryHeap<Reverse<u64>>,
 }
 
 impl Bpe {
@@ -81,52 +83,68 @@ impl Bpe {
     /// # Panics
     /// If the piece has 2^32 - 1 symbols or more.
     pub fn merge(&mut self, merges: &Merges, symbols: impl Iterator<Item = u32>, out: &mut Vec<u32>) {
-        self.token.clear();
-        self.token.extend(symbols);
-        let len =
-            u32::try_from(self.token.len()).ok().filter(|&n| n < NONE).expect("a piece has fewer than 2^32 - 1 bytes");
+        let len = self.start(symbols);
         if len < 2 {
             out.extend_from_slice(&self.token);
             return;
         }
-        self.next.clear();
-        self.next.extend((1..len).chain([NONE]));
-        self.prev.clear();
-        self.prev.extend([NONE].into_iter().chain(0..len - 1));
-        self.queue.clear();
-        for at in 0..len - 1 {
-            self.offer(merges, at);
-        }
-        while let Some(Reverse(c)) = self.queue.pop() {
-            // Outdated if a neighbour was merged meanwhile.
-            let at = c.at as usize;
-            if self.token[at] != c.left || self.next[at] == NONE {
-                continue;
-            }
-            let right = self.next[at] as usize;
-            if self.token[right] != c.right {
-                continue;
-            }
-            let (_, result) = merges.get(c.left, c.right).expect("a candidate is a pair of the table");
-            self.token[at] = result;
-            self.token[right] = NONE;
-            self.next[at] = self.next[right];
-            if self.next[at] != NONE {
-                self.prev[self.next[at] as usize] = c.at;
-                self.offer(merges, c.at);
-            }
-            if self.prev[at] != NONE {
-                self.offer(merges, self.prev[at]);
-            }
+        if len < LONG {
+            self.heap.clear();
+            let mut heap = std::mem::take(&mut self.heap);
+            self.merge_all(merges, len, &mut heap);
+            self.heap = heap;
+        } else {
+            self.merge_all(merges, len, &mut Buckets::default());
         }
         out.extend(self.token.iter().filter(|&&t| t != NONE));
     }
 
-    fn offer(&mut self, merges: &Merges, at: u32) {
+    /// Lines the symbols up; how many there are.
+    fn start(&mut self, symbols: impl Iterator<Item = u32>) -> u32 {
+        self.token.clear();
+        self.token.extend(symbols);
+        let len =
+            u32::try_from(self.token.len()).ok().filter(|&n| n < NONE).expect("a piece has fewer than 2^32 - 1 bytes");
+        self.next.clear();
+        self.next.extend((1..len).chain([NONE]).take(self.token.len()));
+        self.prev.clear();
+        self.prev.extend([NONE].into_iter().chain(0..len.saturating_sub(1)).take(self.token.len()));
+        len
+    }
+
+    fn merge_all(&mut self, merges: &Merges, len: u32, queue: &mut impl MergeQueue) {
+        for at in 0..len - 1 {
+            self.offer(merges, at, queue);
+        }
+        while let Some((rank, place)) = queue.pop() {
+            let at = place as usize;
+            let next = self.next[at];
+            if self.token[at] == NONE || next == NONE {
+                continue;
+            }
+            let right = next as usize;
+            // Outdated if a neighbour was merged meanwhile: the pair that stands here now is another one.
+            let Some((_, result)) = merges.get(self.token[at], self.token[right]).filter(|pair| pair.0 == rank) else {
+                continue;
+            };
+            self.token[at] = result;
+            self.token[right] = NONE;
+            self.next[at] = self.next[right];
+            if self.next[at] != NONE {
+                self.prev[self.next[at] as usize] = place;
+                self.offer(merges, place, queue);
+            }
+            if self.prev[at] != NONE {
+                self.offer(merges, self.prev[at], queue);
+            }
+        }
+    }
+
+    fn offer(&self, merges: &Merges, at: u32, queue: &mut impl MergeQueue) {
         let left = self.token[at as usize];
         let right = self.token[self.next[at as usize] as usize];
         if let Some((rank, _)) = merges.get(left, right) {
-            self.queue.push(Reverse(Candidate { rank, at, left, right }));
+            queue.push(rank, at);
         }
     }
 }
@@ -156,6 +174,36 @@ mod tests {
         check(&[], &[1, 2], &[1, 2]);
         check(&[(1, 2)], &[], &[]);
         check(&[(1, 2)], &[7], &[7]);
+    }
+
+    /// Both queues, on pieces around the border between them.
+    #[test]
+    fn long_pieces_merge_as_short_ones() {
+        let pairs = [(1, 1), (11, 11), (2, 1), (1, 2), (121, 121), (12, 21), (1331, 1)];
+        let mut merges = Merges::with_capacity(pairs.len());
+        // Ranks that fall while results grow, too: a later pair may go first.
+        for (i, (a, b)) in pairs.into_iter().enumerate() {
+            merges.insert(a, b, [3, 1, 2, 4, 0, 6, 5][i], 10 * a + b);
+        }
+        let symbol = |i: u32| if i.wrapping_mul(2_654_435_761) >> 29 == 0 { 2 } else { 1 };
+        let mut bpe = Bpe::default();
+        for len in [LONG - 1, LONG, LONG + 1, 3 * LONG + 7] {
+            let mut out = [Vec::new(), Vec::new()];
+            for (long, out) in [false, true].into_iter().zip(&mut out) {
+                bpe.start((0..len).map(symbol));
+                if long {
+                    bpe.merge_all(&merges, len, &mut Buckets::default());
+                } else {
+                    bpe.merge_all(&merges, len, &mut BinaryHeap::new());
+                }
+                out.extend(bpe.token.iter().copied().filter(|&t| t != NONE));
+            }
+            assert_eq!(out[0], out[1], "{len} symbols");
+            let mut merged = Vec::new();
+            bpe.merge(&merges, (0..len).map(symbol), &mut merged);
+            assert_eq!(merged, out[0], "{len} symbols");
+            assert!(merged.len() < len as usize / 2);
+        }
     }
 
     #[test]

@@ -10,6 +10,7 @@
 
 pub mod bpe;
 pub mod error;
+mod merge_queue;
 pub mod prompt;
 pub mod special;
 pub mod split;
