@@ -15,7 +15,7 @@ use crate::serve::fields::Fields;
 use crate::serve::json::type_name;
 use crate::serve::limits;
 use crate::serve::messages::{self, Normalised};
-use crate::serve::model::{Caps, Conversation, Rendered, TextModel};
+use crate::serve::model::{Caps, Conversation, RenderError, Rendered, TextModel};
 
 /// The conversation part of a chat body.
 #[derive(Debug)]
@@ -74,11 +74,12 @@ impl Chat {
         Ok(Self { normalised, tools, kwargs, add_generation_prompt, continues })
     }
 
-    /// Renders and tokenizes.
+    /// Renders and tokenizes. A prompt that is sure to have `n_ctx` tokens or more is refused without being tokenized.
     ///
     /// # Errors
-    /// `template_error` with the template's own message.
-    pub(crate) fn render(&self, model: &dyn TextModel) -> Result<Rendered, ApiError> {
+    /// `template_error` with the template's own message; `context_length_exceeded`.
+    pub(crate) fn render(&self, model: &dyn TextModel, n_ctx: usize) -> Result<Rendered, ApiError> {
+        let too_long = |least| ApiError::context_length_at_least(least, n_ctx, "messages");
         if !model.caps().chat {
             return Err(ApiError::template("the model file has no chat template; use /v1/completions"));
         }
@@ -88,8 +89,15 @@ impl Chat {
             add_generation_prompt: self.add_generation_prompt,
             kwargs: &self.kwargs,
         };
-        let mut rendered = model.render(&conversation).map_err(|message| ApiError::template(&message))?;
+        let mut rendered = model.render(&conversation, n_ctx).map_err(|error| match error {
+            RenderError::Template(message) => ApiError::template(&message),
+            RenderError::TooLong(least) => too_long(least),
+        })?;
         if let Some(text) = &self.continues {
+            let least = rendered.tokens.len() + model.ids_min(text.len());
+            if least >= n_ctx {
+                return Err(too_long(least));
+            }
             rendered.tokens.extend(model.encode(text, false, false));
             rendered.text.push_str(text);
             rendered.open_tag = None;

@@ -23,16 +23,25 @@ pub(crate) const MAX_NAMES: &[&str] = &["max_tokens"];
 /// The limit when none is given.
 pub(crate) const MAX_TOKENS_DEFAULT: u32 = 16;
 
-/// Reads the prompts: a string, strings, ids, or lists of ids.
+/// Reads the prompts: a string, strings, ids, or lists of ids. A string that is sure to have `n_ctx` tokens or more is
+/// refused without being tokenized.
 ///
 /// # Errors
 /// 400 naming the prompt.
-pub(crate) fn read_prompts(body: &Fields<'_, '_>, model: &dyn TextModel) -> Result<Vec<Prompt>, ApiError> {
+pub(crate) fn read_prompts(
+    body: &Fields<'_, '_>,
+    model: &dyn TextModel,
+    n_ctx: usize,
+) -> Result<Vec<Prompt>, ApiError> {
     let add_special = body.boolean("add_special_tokens")?.unwrap_or(true);
     let parse_special = body.boolean("parse_special")?.unwrap_or(true);
     let from_text = |text: &str, path: &str| {
         if text.is_empty() {
             return Err(ApiError::invalid_value(path, "the prompt is empty"));
+        }
+        let least = model.ids_min(text.len());
+        if least >= n_ctx {
+            return Err(ApiError::context_length_at_least(least, n_ctx, "prompt"));
         }
         let tokens = model.encode(text, add_special, parse_special);
         Ok(Prompt { text: text.to_owned(), tokens })

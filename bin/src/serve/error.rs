@@ -85,8 +85,18 @@ impl ApiError {
     }
 
     pub(crate) fn context_length(prompt: usize, context: usize, param: &str) -> Self {
+        Self::too_long("", prompt, context, param)
+    }
+
+    /// The same for a prompt that was not counted to its end.
+    pub(crate) fn context_length_at_least(prompt: usize, context: usize, param: &str) -> Self {
+        Self::too_long("at least ", prompt, context, param)
+    }
+
+    fn too_long(counted: &str, prompt: usize, context: usize, param: &str) -> Self {
         let message = format!(
-            "This model's maximum context length is {context} tokens, but the request has {prompt} prompt tokens."
+            "This model's maximum context length is {context} tokens, but the request has {counted}{prompt} prompt \
+             tokens."
         );
         let mut error = Self::new(400, INVALID, "context_length_exceeded", message).at(param);
         error.lengths = Some((prompt as u32, context as u32));

@@ -6,7 +6,7 @@ use std::time::SystemTime;
 use engine::ids::TokenId;
 use engine_io::text::{ChatTemplate, EncodeOptions, RenderInput, TemplateError, TemplateLimits, Tokenizer};
 
-use crate::serve::model::{Caps, Conversation, Rendered, TextModel};
+use crate::serve::model::{Caps, Conversation, RenderError, Rendered, TextModel};
 
 /// Tokenizer and, where the file has one, chat template.
 pub struct GgufText {
@@ -43,6 +43,10 @@ impl TextModel for GgufText {
         ids(self.tokenizer.encode(text.as_bytes(), EncodeOptions { parse_special, add_special }))
     }
 
+    fn ids_min(&self, bytes: usize) -> usize {
+        self.tokenizer.ids_min(bytes)
+    }
+
     fn piece(&self, token: TokenId) -> Vec<u8> {
         // A model may have more rows than its tokenizer has tokens; such an id writes nothing.
         if self.knows(token) { self.tokenizer.pieces().bytes(token.0).to_vec() } else { Vec::new() }
@@ -71,8 +75,10 @@ impl TextModel for GgufText {
         }
     }
 
-    fn render(&self, conversation: &Conversation<'_>) -> Result<Rendered, String> {
-        let Some(template) = &self.template else { return Err("the model file has no chat template".to_owned()) };
+    fn render(&self, conversation: &Conversation<'_>, n_ctx: usize) -> Result<Rendered, RenderError> {
+        let Some(template) = &self.template else {
+            return Err(RenderError::Template("the model file has no chat template".to_owned()));
+        };
         let input = RenderInput {
             messages: conversation.messages,
             tools: conversation.tools,
@@ -81,9 +87,13 @@ impl TextModel for GgufText {
             now: SystemTime::now(),
         };
         let rendered = template.render(&input).map_err(|error| match error {
-            TemplateError::Raised { message } => message,
-            other => other.to_string().trim_start_matches("chat template: ").to_owned(),
+            TemplateError::Raised { message } => RenderError::Template(message),
+            other => RenderError::Template(other.to_string().trim_start_matches("chat template: ").to_owned()),
         })?;
+        let least = self.tokenizer.ids_min(rendered.text_len());
+        if least >= n_ctx {
+            return Err(RenderError::TooLong(least));
+        }
         let open_tag =
             template.facts().think.map(|(start, _)| start).filter(|tag| rendered.ends_in(tag)).map(str::to_owned);
         let prompt = self.tokenizer.encode_rendered(&rendered);

@@ -52,7 +52,7 @@ use mio::net::TcpListener;
 use mio::{Poll, Waker};
 
 pub use info::{ModelInfo, SamplingDefaults};
-pub use model::{Caps, Conversation, Rendered, TextModel};
+pub use model::{Caps, Conversation, RenderError, Rendered, TextModel};
 pub use spec::SpecConfig;
 
 use auth::Keys;

@@ -29,6 +29,15 @@ pub struct Rendered {
     pub open_tag: Option<String>,
 }
 
+/// Why a conversation has no prompt.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum RenderError {
+    /// The template's own message, or what went wrong in it.
+    Template(String),
+    /// It has this many tokens at least, and fewer were allowed.
+    TooLong(usize),
+}
+
 /// What the template can do.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Caps {
@@ -57,6 +66,9 @@ pub trait TextModel: Send {
     /// is that token.
     fn encode(&self, text: &str, add_special: bool, parse_special: bool) -> Vec<TokenId>;
 
+    /// Fewest ids that a text of `bytes` bytes can have. Cheap: a text that is hopelessly long is not tokenized.
+    fn ids_min(&self, bytes: usize) -> usize;
+
     /// The bytes of a token; for control tokens their name.
     fn piece(&self, token: TokenId) -> Vec<u8>;
 
@@ -69,9 +81,10 @@ pub trait TextModel: Send {
     /// What the template can do.
     fn caps(&self) -> Caps;
 
-    /// Renders and tokenizes. Texts of the conversation never become control tokens.
+    /// Renders and tokenizes. Texts of the conversation never become control tokens. `n_ctx`: from this many tokens on
+    /// the prompt would be refused, so that it need not be tokenized.
     ///
     /// # Errors
-    /// The template's own message, or what went wrong in it.
-    fn render(&self, conversation: &Conversation<'_>) -> Result<Rendered, String>;
+    /// [`RenderError`]; `TooLong` only where [`Self::ids_min`] says so.
+    fn render(&self, conversation: &Conversation<'_>, n_ctx: usize) -> Result<Rendered, RenderError>;
 }

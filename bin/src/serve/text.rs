@@ -241,7 +241,7 @@ impl Text {
             (false, None) => None,
             (false, Some(_)) => return Err(ApiError::invalid_value("top_logprobs", "it needs logprobs: true")),
         };
-        let rendered = Chat::read(&fields, &self.caps)?.render(self.model.as_ref())?;
+        let rendered = Chat::read(&fields, &self.caps)?.render(self.model.as_ref(), self.info.n_ctx)?;
         let lead = vec![rendered.open_tag.map_or(String::new(), |tag| format!("{tag}\n"))];
         let prompts = vec![rendered.tokens];
         let prompt_param = "messages";
@@ -262,7 +262,7 @@ impl Text {
             let message = "log-probabilities of the prompt are not supported; leave echo or logprobs out";
             return Err(ApiError::unsupported_value("echo", message));
         }
-        let prompts = completions::read_prompts(&fields, self.model.as_ref())?;
+        let prompts = completions::read_prompts(&fields, self.model.as_ref(), self.info.n_ctx)?;
         let (lead, prompts) =
             prompts.into_iter().map(|p| (if echo { p.text } else { String::new() }, p.tokens)).unzip();
         let prompt_param = "prompt";

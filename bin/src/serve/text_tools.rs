@@ -1,4 +1,5 @@
-//! `/tokenize`, `/detokenize`, `/apply-template`: the tokenizer and the template as clients can see them.
+//! `/tokenize`, `/detokenize`, `/apply-template`: the tokenizer and the template as clients can see them. No context
+//! limits what they are given: counting a text that is too long is what they are for.
 
 use serde_json::{Map, Value, json};
 
@@ -25,7 +26,7 @@ pub(crate) fn tokenize(
     let add_special = either("add_special", "add_special_tokens")?;
     let parse_special = fields.boolean("parse_special")?.unwrap_or(true);
     let tokens = match given.as_slice() {
-        ["messages"] => Chat::read(&fields, caps)?.render(model)?.tokens,
+        ["messages"] => Chat::read(&fields, caps)?.render(model, usize::MAX)?.tokens,
         [name] => {
             let text = fields.string(name)?.unwrap_or_default();
             model.encode(text, add_special.unwrap_or(*name == "prompt"), parse_special)
@@ -59,6 +60,6 @@ pub(crate) fn detokenize(body: &Map<String, Value>, model: &dyn TextModel) -> Re
 /// `/apply-template`: a chat body to its prompt.
 pub(crate) fn apply_template(body: &Map<String, Value>, model: &dyn TextModel, caps: &Caps) -> Result<Value, ApiError> {
     schema::screen(body, schema::CHAT)?;
-    let rendered = Chat::read(&Fields::body(body), caps)?.render(model)?;
+    let rendered = Chat::read(&Fields::body(body), caps)?.render(model, usize::MAX)?;
     Ok(json!({"prompt": rendered.text, "tokens": rendered.tokens.len(), "special_spans": rendered.special_spans}))
 }

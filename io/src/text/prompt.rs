@@ -29,6 +29,11 @@ impl Rendered {
         unbroken(&self.marked).into_owned()
     }
 
+    /// Bytes of that text.
+    pub fn text_len(&self) -> usize {
+        unbroken(&self.marked).len()
+    }
+
     /// Whether the prompt ends inside a block that `tag` opens: it ends in the tag, white space aside, and the tag is
     /// the template's own.
     pub fn ends_in(&self, tag: &str) -> bool {

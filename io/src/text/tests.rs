@@ -253,6 +253,7 @@ proptest! {
             let t = Tokenizer::new(small(pre)).unwrap();
             for options in [PLAIN, SPECIAL] {
                 let ids = t.encode(text.as_bytes(), options);
+                prop_assert!(t.ids_min(text.len()) <= ids.len());
                 let bytes = t.decode_bytes(&ids, true).unwrap();
                 prop_assert_eq!(&bytes, text.as_bytes());
                 let streamed: Vec<u8> = ids.iter().flat_map(|&id| t.pieces().bytes(id)).copied().collect();
@@ -269,5 +270,21 @@ proptest! {
         if let Ok(text) = std::str::from_utf8(&bytes) {
             prop_assert_eq!(t.decode_bytes(&ids, true).unwrap(), text.as_bytes());
         }
+    }
+
+    /// Also where characters of four bytes cannot be spelled, and become three.
+    #[test]
+    fn the_least_count_is_never_above_the_count(text in "[<😊🚀ab ]{0,40}", special in any::<bool>()) {
+        let mut spec = small("qwen35");
+        let byte = alphabet::table()[0xF0].to_string();
+        *spec.tokens.iter_mut().find(|t| **t == byte).unwrap() = alphabet::table()[0].to_string();
+        spec.tokens.truncate(256);
+        spec.kinds.as_mut().unwrap().truncate(256);
+        spec.merges.clear();
+        let t = Tokenizer::new(spec).unwrap();
+        let options = if special { SPECIAL } else { PLAIN };
+        prop_assert!(t.ids_min(text.len()) <= t.encode(text.as_bytes(), options).len());
+        prop_assert_eq!((t.ids_min(0), t.ids_min(12 << 20)), (0, 9 << 20));
+        prop_assert_eq!(t.ids_min("🚀".len() * 5), t.encode("🚀".repeat(5).as_bytes(), options).len());
     }
 }

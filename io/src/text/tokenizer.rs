@@ -80,6 +80,13 @@ impl Tokenizer {
         ids
     }
 
+    /// Fewest ids that a text of `bytes` bytes can have, known without looking at it.
+    pub fn ids_min(&self, bytes: usize) -> usize {
+        // A character that cannot be spelled becomes U+FFFD: three bytes instead of up to four.
+        let bytes = if self.gaps { bytes / 4 * 3 } else { bytes };
+        bytes.div_ceil(self.vocab.longest)
+    }
+
     /// Puts BOS in front if the model wants it and it is not there.
     pub fn add_bos(&self, ids: &mut Vec<u32>) {
         if let Some(bos) = self.vocab.ids.bos

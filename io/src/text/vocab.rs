@@ -236,6 +236,8 @@ pub struct Vocab {
     pub add_bos: bool,
     /// Whether a prompt ends with EOS.
     pub add_eos: bool,
+    /// Most bytes of a text that one token can stand for, at least 1.
+    pub(crate) longest: usize,
     /// Token of each byte; `None` where text with this byte cannot be spelled.
     pub(crate) byte_token: [Option<u32>; 256],
     /// Normal tokens by their bytes, for pre-tokenizers that emit a known piece whole.
@@ -316,6 +318,7 @@ impl Vocab {
             pre,
             add_bos,
             add_eos,
+            longest: longest(spec, &pieces),
             byte_token,
             whole,
             merges,
@@ -340,6 +343,12 @@ fn kinds(spec: &VocabSpec) -> Result<Vec<TokenKind>, TextError> {
         .enumerate()
         .map(|(token, &found)| TokenKind::from_i32(found).ok_or(TextError::TokenKind { token, found }))
         .collect()
+}
+
+/// A special token stands for its own text, any other for a byte per character of the byte alphabet at most.
+fn longest(spec: &VocabSpec, pieces: &Pieces) -> usize {
+    let most = |(id, text): (usize, &String)| pieces.bytes(id as u32).len().max(text.chars().count());
+    spec.tokens.iter().enumerate().map(most).max().unwrap_or(0).max(1)
 }
 
 fn check_ids(ids: &SpecialIds, vocab: usize) -> Result<(), TextError> {

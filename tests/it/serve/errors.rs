@@ -148,6 +148,22 @@ fn prompts_beyond_the_context() {
     assert_eq!((error["n_prompt_tokens"].as_u64(), error["n_ctx"].as_u64()), (Some(256), Some(256)));
     assert!(error["message"].as_str().unwrap().contains("maximum context length is 256 tokens"));
     assert_eq!(ask(fake.address(), "/v1/completions", &json!({"prompt": "a".repeat(N_CTX - 1)})).status, 200);
+    // So long that the toy need not look at it: not counted to its end, and refused in the same shape.
+    let long = "a".repeat(2_000_000);
+    let mut continued = chat("hi");
+    continued["messages"].as_array_mut().unwrap().push(json!({"role": "assistant", "content": long, "prefix": true}));
+    for (path, body, param, least) in [
+        ("/v1/completions", json!({"prompt": ["b", long]}), "prompt", 1_000_000),
+        ("/v1/chat/completions", chat(&long), "messages", 1_000_010),
+        ("/v1/chat/completions", continued, "messages", 1_000_020),
+    ] {
+        let answer = ask(fake.address(), path, &body);
+        let error = &answer.json()["error"];
+        assert_eq!((answer.status, error["code"].as_str()), (400, Some("context_length_exceeded")), "{error}");
+        assert_eq!((error["n_prompt_tokens"].as_u64(), error["param"].as_str()), (Some(least), Some(param)));
+        let text = format!("maximum context length is 256 tokens, but the request has at least {least} prompt tokens.");
+        assert!(error["message"].as_str().unwrap().contains(&text), "{error}");
+    }
 }
 
 #[test]

@@ -12,8 +12,8 @@ use engine::api::{
 };
 use engine::ids::{RequestId, Slot, Ticket, TokenId};
 use engine_bin::serve::{
-    Bounds, Caps, Config, Conversation, Exit, ModelInfo, Parts, Rendered, SamplingDefaults, Server, SpecConfig,
-    TextModel,
+    Bounds, Caps, Config, Conversation, Exit, ModelInfo, Parts, RenderError, Rendered, SamplingDefaults, Server,
+    SpecConfig, TextModel,
 };
 use serde_json::Value;
 use std::sync::Mutex;
@@ -35,7 +35,13 @@ impl TextModel for Toy {
     }
 
     fn encode(&self, text: &str, _add_special: bool, _parse_special: bool) -> Vec<TokenId> {
+        assert!(text.len() < 1 << 20, "a text that cannot fit is refused before it is tokenized");
         ids(text)
+    }
+
+    fn ids_min(&self, bytes: usize) -> usize {
+        // Less than it could say, so that prompts between the two bounds are counted exactly.
+        bytes / 2
     }
 
     fn piece(&self, token: TokenId) -> Vec<u8> {
@@ -54,17 +60,20 @@ impl TextModel for Toy {
         Caps { chat: true, ..Caps::default() }
     }
 
-    fn render(&self, conversation: &Conversation<'_>) -> Result<Rendered, String> {
+    fn render(&self, conversation: &Conversation<'_>, n_ctx: usize) -> Result<Rendered, RenderError> {
         let mut text = String::new();
         for message in conversation.messages.as_array().unwrap() {
             let content = message["content"].as_str().unwrap();
             if content == "raise" {
-                return Err("no such conversation".to_owned());
+                return Err(RenderError::Template("no such conversation".to_owned()));
             }
             text.push_str(&format!("{}: {content}\n", message["role"].as_str().unwrap()));
         }
         if conversation.add_generation_prompt {
             text.push_str("assistant: ");
+        }
+        if self.ids_min(text.len()) >= n_ctx {
+            return Err(RenderError::TooLong(self.ids_min(text.len())));
         }
         let open_tag = conversation.kwargs.get("enable_thinking").filter(|v| **v == true).map(|_| "<think>".to_owned());
         Ok(Rendered { tokens: ids(&text), text, special_spans: Vec::new(), open_tag })

@@ -299,6 +299,21 @@ fn token_limits() {
     assert_eq!(answer["choices"][0]["stop_reason"], "context_full");
     let answer = ask(small.address(), "/v1/completions", &json!({"prompt": vec![100; 64]}));
     assert_eq!(answer.json()["error"]["code"], "context_length_exceeded");
+    // What cannot fit whatever its tokens are is not tokenized; what might is counted.
+    for (length, counted) in [(1_000_000, "has at least "), (600, "has ")] {
+        let text = " ".repeat(length);
+        for (path, request) in [
+            ("/v1/completions", json!({"prompt": text})),
+            ("/v1/chat/completions", json!({"messages": [{"role": "user", "content": text.replace(' ', "a ")}]})),
+        ] {
+            let answer = ask(small.address(), path, &request);
+            let error = &answer.json()["error"];
+            assert_eq!((answer.status, error["code"].as_str()), (400, Some("context_length_exceeded")), "{error}");
+            let least = error["n_prompt_tokens"].as_u64().unwrap();
+            let text = format!("is 64 tokens, but the request {counted}{least} prompt tokens.");
+            assert!(least >= 64 && error["message"].as_str().unwrap().contains(&text), "{error}");
+        }
+    }
     small.end();
 }
 
