@@ -156,17 +156,35 @@ fn read_tools(body: &Fields<'_, '_>, caps: &Caps) -> Result<Option<Value>, ApiEr
 }
 
 fn read_tool_choice(body: &Fields<'_, '_>, tools: bool) -> Result<(), ApiError> {
-    match body.get("tool_choice") {
-        None => {}
-        Some(Value::String(choice)) if choice == "auto" || choice == "none" => {}
-        Some(Value::String(choice)) if choice == "required" => {
-            return Err(ApiError::unsupported_parameter("tool_choice"));
-        }
-        Some(Value::Object(_)) => return Err(ApiError::unsupported_parameter("tool_choice")),
-        Some(Value::String(other)) => {
-            return Err(ApiError::invalid_value("tool_choice", format!("{} is unknown", quote(other))));
-        }
-        Some(other) => return Err(ApiError::invalid_type("tool_choice", "string or object", type_name(other))),
+    const PATH: &str = "tool_choice";
+    let forced = match body.get(PATH) {
+        None => None,
+        Some(Value::String(choice)) => match choice.as_str() {
+            "auto" | "none" => None,
+            "required" => Some("'required'"),
+            other => return Err(ApiError::invalid_value(PATH, format!("{} is unknown", quote(other)))),
+        },
+        Some(Value::Object(choice)) => match Fields::nested(choice, "tool_choice.").string("type")? {
+            Some("function" | "custom") => Some("the choice of one tool"),
+            Some("allowed_tools") => Some("'allowed_tools'"),
+            Some(other) => {
+                return Err(ApiError::invalid_value("tool_choice.type", format!("{} is unknown", quote(other))));
+            }
+            None => return Err(ApiError::missing("tool_choice.type")),
+        },
+        Some(other) => return Err(ApiError::invalid_type(PATH, "string or object", type_name(other))),
+    };
+    if let Some(forced) = forced {
+        let message = match tools {
+            true => {
+                format!("{forced} is not supported: this version cannot make a model call a tool; use 'auto' or 'none'")
+            }
+            false => format!("{forced} needs tools, and the request has none"),
+        };
+        return Err(match tools {
+            true => ApiError::unsupported_value(PATH, message),
+            false => ApiError::invalid_value(PATH, message),
+        });
     }
     if tools && body.boolean("parallel_tool_calls")? == Some(false) {
         return Err(ApiError::unsupported_parameter("parallel_tool_calls"));
