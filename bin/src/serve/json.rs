@@ -1,6 +1,6 @@
 //! JSON bodies, read strictly: duplicate keys, lone surrogates, invalid UTF-8 and excess are errors with a place.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::fmt;
 
 use serde::de::{self, DeserializeSeed, MapAccess, SeqAccess, Visitor};
@@ -9,19 +9,25 @@ use serde_json::{Map, Number, Value};
 use crate::serve::error::{ApiError, quote};
 use crate::serve::limits;
 
+/// What serde_json says of a number that no f64 holds. It is JSON, but no value.
+const OUT_OF_RANGE: &str = "number out of range";
+/// Longest path of a value in an error, in characters.
+const PATH_CHARS_MAX: usize = 128;
+
 /// Parses a body into an object.
 ///
 /// # Errors
-/// `invalid_json` with the byte offset; `invalid_type` if it is no object.
+/// `invalid_json` with the byte offset; `invalid_type` if it is no object; `invalid_value` with its path for a number
+/// beyond range.
 pub(crate) fn parse_object(body: &[u8]) -> Result<Map<String, Value>, ApiError> {
     let bytes = body.strip_prefix(b"\xef\xbb\xbf").unwrap_or(body);
     let skipped = body.len() - bytes.len();
     let text = std::str::from_utf8(bytes).map_err(|e| {
         ApiError::invalid_json(format!("the body is not valid UTF-8 at byte {}", skipped + e.valid_up_to()))
     })?;
-    let left = Cell::new(limits::JSON_VALUES);
+    let reading = Reading { left: Cell::new(limits::JSON_VALUES), path: RefCell::default() };
     let mut reader = serde_json::Deserializer::from_str(text);
-    let value = Strict(&left).deserialize(&mut reader).and_then(|value| reader.end().map(|()| value));
+    let value = Strict(&reading).deserialize(&mut reader).and_then(|value| reader.end().map(|()| value));
     match value {
         Ok(Value::Object(map)) => Ok(map),
         Ok(other) => Err(ApiError::invalid_type("body", "object", type_name(&other))),
@@ -30,6 +36,10 @@ pub(crate) fn parse_object(body: &[u8]) -> Result<Map<String, Value>, ApiError> 
             let full = error.to_string();
             // serde_json ends its messages with a line and column; the offset says it for clients without lines.
             let message = full.split(" at line ").next().unwrap_or(&full);
+            if message == OUT_OF_RANGE {
+                let message = format!("the number that ends at byte {at} is out of range");
+                return Err(ApiError::invalid_value(&path(&reading.path.borrow()), message));
+            }
             Err(ApiError::invalid_json(format!("invalid JSON at byte {at}: {message}")))
         }
     }
@@ -52,19 +62,54 @@ fn offset(text: &str, line: usize, column: usize) -> usize {
     (start + column).min(text.len())
 }
 
+/// The path of a value whose steps were noted from the inside out, as errors name fields.
+fn path(steps: &[Step]) -> String {
+    let mut path = String::new();
+    for step in steps.iter().rev() {
+        match step {
+            Step::Index(i) => path.push_str(&format!("[{i}]")),
+            Step::Key(key) if path.is_empty() => path.push_str(key),
+            Step::Key(key) => path.push_str(&format!(".{key}")),
+        }
+    }
+    let shown = |c: char| if c.is_control() { '\u{fffd}' } else { c };
+    if path.is_empty() { "body".to_owned() } else { path.chars().take(PATH_CHARS_MAX).map(shown).collect() }
+}
+
+/// What one reading of a body keeps besides the value.
+struct Reading {
+    /// Values that may still come.
+    left: Cell<usize>,
+    /// Where reading failed, innermost first.
+    path: RefCell<Vec<Step>>,
+}
+
+/// One step into a value.
+enum Step {
+    Key(String),
+    Index(usize),
+}
+
 /// Builds a [`Value`] and refuses what `serde_json` would let pass.
 #[derive(Clone, Copy)]
-struct Strict<'a>(&'a Cell<usize>);
+struct Strict<'a>(&'a Reading);
+
+impl Strict<'_> {
+    /// Passes a result on and notes where an error came from.
+    fn within<T, E>(self, result: Result<T, E>, step: impl FnOnce() -> Step) -> Result<T, E> {
+        result.inspect_err(|_| self.0.path.borrow_mut().push(step()))
+    }
+}
 
 impl<'de> DeserializeSeed<'de> for Strict<'_> {
     type Value = Value;
 
     fn deserialize<D: de::Deserializer<'de>>(self, reader: D) -> Result<Value, D::Error> {
-        let left = self.0.get();
+        let left = self.0.left.get();
         if left == 0 {
             return Err(de::Error::custom(format!("more than {} values", limits::JSON_VALUES)));
         }
-        self.0.set(left - 1);
+        self.0.left.set(left - 1);
         reader.deserialize_any(self)
     }
 }
@@ -93,7 +138,7 @@ impl<'de> Visitor<'de> for Strict<'_> {
     }
 
     fn visit_f64<E: de::Error>(self, v: f64) -> Result<Value, E> {
-        Number::from_f64(v).map(Value::Number).ok_or_else(|| E::custom("number out of range"))
+        Number::from_f64(v).map(Value::Number).ok_or_else(|| E::custom(OUT_OF_RANGE))
     }
 
     fn visit_str<E>(self, v: &str) -> Result<Value, E> {
@@ -106,7 +151,7 @@ impl<'de> Visitor<'de> for Strict<'_> {
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Value, A::Error> {
         let mut list = Vec::new();
-        while let Some(value) = seq.next_element_seed(self)? {
+        while let Some(value) = self.within(seq.next_element_seed(self), || Step::Index(list.len()))? {
             list.push(value);
         }
         Ok(Value::Array(list))
@@ -118,7 +163,7 @@ impl<'de> Visitor<'de> for Strict<'_> {
             if map.contains_key(&key) {
                 return Err(de::Error::custom(format!("duplicate key {}", quote(&key))));
             }
-            let value = access.next_value_seed(self)?;
+            let value = self.within(access.next_value_seed(self), || Step::Key(key.clone()))?;
             map.insert(key, value);
         }
         Ok(Value::Object(map))
@@ -142,12 +187,32 @@ mod tests {
         assert!(refused(br#"{"a":"emoji \ud83d"}"#).contains("at byte"));
         assert!(refused(br#"{"a":"x \ude00 y"}"#).contains("at byte"));
         assert!(refused(b"{\"a\":\"\xff\"}").contains("UTF-8 at byte 6"));
-        assert!(refused(b"{\"a\":1e999}").contains("at byte"));
         assert!(refused(b"[1]").contains("expected object"));
         assert!(refused(b"").contains("at byte 0"));
         assert!(refused(b"{} x").contains("at byte"));
         let deep = format!("{{\"a\":{}1{}}}", "[".repeat(limits::JSON_DEPTH), "]".repeat(limits::JSON_DEPTH));
         assert!(refused(deep.as_bytes()).contains("recursion"));
+    }
+
+    #[test]
+    fn numbers_beyond_range_are_named() {
+        for (body, param) in [
+            (r#"{"a":1e999}"#, "a"),
+            (r#"{"x":1,"a":{"b":[0,{"c d":-1e999}]},"y":2}"#, "a.b[1].c d"),
+            (r#"{"x":[[1],[2,1e400"#, "x[1][1]"),
+            ("1e999", "body"),
+        ] {
+            let error = parse_object(body.as_bytes()).unwrap_err();
+            assert_eq!((error.code, error.param.as_deref()), ("invalid_value", Some(param)), "{body}: {error:?}");
+            assert!(error.message.contains("at byte"), "{error:?}");
+        }
+        let error = parse_object(format!("{{\"{}\\n\":1e999}}", "k".repeat(100)).as_bytes()).unwrap_err();
+        assert_eq!(error.param, Some(format!("{}\u{fffd}", "k".repeat(100))));
+        let error = parse_object(format!("{{\"{}\":1e999}}", "k".repeat(1000)).as_bytes()).unwrap_err();
+        assert_eq!(error.param.map(|p| p.len()), Some(PATH_CHARS_MAX));
+        // A fault of the JSON itself stays one, wherever it stands.
+        assert_eq!(parse_object(br#"{"a":[1,}"#).unwrap_err().code, "invalid_json");
+        assert_eq!(parse_object(br#"{"a":1e-999}"#).unwrap()["a"], 0.0);
     }
 
     #[test]

@@ -130,6 +130,9 @@ fn bad_json_is_the_clients_fault() {
         assert_eq!(answer.status, 400, "{body}");
         assert!(answer.header("connection") == Some("keep-alive"));
     }
+    client.send(post("/v1/chat/completions", "{\"messages\":[],\"temperature\":1e999}"));
+    let error = &client.answer().json()["error"];
+    assert_eq!((&error["code"], &error["param"]), (&json!("invalid_value"), &json!("temperature")));
     let mut wire =
         b"POST /v1/chat/completions HTTP/1.1\r\nHost: h\r\nContent-Length: 9\r\n\r\n{\"a\":\"\xff\"}".to_vec();
     wire.extend_from_slice(get("/health").as_bytes());
