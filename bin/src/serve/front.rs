@@ -235,7 +235,7 @@ impl Front {
                 let fed = decoder.feed(&conn.input, |bytes| dropped += bytes.len());
                 let done = decoder.done();
                 match fed {
-                    Ok(n) if dropped <= *left => {
+                    Ok(n) if decoder.announced().saturating_add(dropped as u64) <= *left as u64 => {
                         *left -= dropped;
                         conn.input.drain(..n);
                         if done {
@@ -378,7 +378,7 @@ impl Front {
                 if decoder.done() {
                     conn.next_request(now);
                 } else {
-                    let until = now + limits::DRAIN_TIME;
+                    let until = now + self.config.bounds.drain_time;
                     conn.phase = Phase::Drain { decoder, left: limits::DRAIN_BYTES, until };
                 }
             }
@@ -396,7 +396,9 @@ impl Front {
         let fed = decoder.feed(&conn.input, |bytes| body.extend_from_slice(bytes));
         let (grown, done) = (body.len() - before, decoder.done());
         self.shared.bodies_more(grown);
-        let over = if body.len() > self.config.body_limit {
+        // A chunk that is too long is not waited for.
+        let whole = decoder.announced().saturating_add(body.len() as u64);
+        let over = if whole > self.config.body_limit as u64 {
             Some(ApiError::too_large(self.config.body_limit))
         } else if self.shared.bodies_bytes() > limits::BODIES_BYTES {
             Some(ApiError::queue_full(1))

@@ -71,6 +71,8 @@ pub struct Bounds {
     pub body_idle_time: Duration,
     /// Between two requests of a connection.
     pub keep_alive_time: Duration,
+    /// What follows an early answer is thrown away for this long before the connection is closed instead.
+    pub drain_time: Duration,
     /// A reader that takes nothing for this long is dropped.
     pub stall_time: Duration,
     /// Running requests may finish for this long after a shutdown began.
@@ -85,6 +87,7 @@ impl Default for Bounds {
             head_time: limits::HEAD_TIME,
             body_idle_time: limits::BODY_IDLE_TIME,
             keep_alive_time: limits::KEEP_ALIVE_TIME,
+            drain_time: limits::DRAIN_TIME,
             stall_time: limits::STALL_TIME,
             shutdown_time: limits::SHUTDOWN_TIME,
             stream_buffer: limits::STREAM_BUFFER_BYTES,

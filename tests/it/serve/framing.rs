@@ -254,6 +254,22 @@ fn bodies_over_the_limit() {
 }
 
 #[test]
+fn a_chunk_that_can_only_be_too_long_is_refused_by_its_size_line() {
+    // Nothing of it is sent: a server that waited for the bytes would answer 408, half a minute later.
+    let bounds = Bounds { drain_time: Duration::from_secs(3600), ..Bounds::default() };
+    let fake = Fake::with(Config { body_limit: 1000, bounds, ..config() }, hello);
+    let head = |path: &str| format!("POST {path} HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n");
+    for size in ["FFFFFFFFFFFFFFFF\r\n", "3e9\r\n", "7FFFFFFFFFFFFFFF;x=y", "1\r\n{\r\n3e8\r\n"] {
+        refused(&fake, format!("{}{size}", head("/v1/chat/completions")), 413);
+    }
+    // And what is thrown away behind an early answer is not waited for either.
+    let mut client = Client::connect(fake.address());
+    client.send(format!("{}FFFFFFFFFFFFFFFF\r\n", head("/nope")));
+    assert_eq!(client.answer().status, 404);
+    client.expect_end();
+}
+
+#[test]
 fn a_half_closed_request_is_answered_or_dropped() {
     let fake = Fake::start(hello);
     let mut client = Client::connect(fake.address());

@@ -60,6 +60,18 @@ impl Decoder {
         }
     }
 
+    /// Bytes of the body that are announced and have not come: of the whole body, or of the chunk being read.
+    pub(crate) fn announced(&self) -> u64 {
+        match self {
+            Self::Length(left) => *left,
+            Self::Chunked(chunked) => match chunked.state {
+                State::Extension { value } | State::SizeLf { value } => value,
+                State::Data { left } => left,
+                _ => 0,
+            },
+        }
+    }
+
     /// Consumes a prefix of `input` and hands body bytes to `take`; returns the bytes consumed.
     pub(crate) fn feed(&mut self, input: &[u8], mut take: impl FnMut(&[u8])) -> Result<usize, BodyError> {
         match self {
@@ -190,6 +202,23 @@ mod tests {
         assert!(decode(Framing::Chunked, &endless, 4096).is_err());
         let endless = [&b"0\r\n"[..], &vec![b'a'; limits::CHUNK_EXTRA_BYTES + 1]].concat();
         assert!(decode(Framing::Chunked, &endless, 4096).is_err());
+    }
+
+    #[test]
+    fn a_chunk_says_at_once_how_long_it_is() {
+        for (wire, announced) in [
+            (&b"FFFFFFFFFFFFFFFF\r"[..], u64::MAX),
+            (b"FFFFFFFFFFFFFFFF\r\n", u64::MAX),
+            (b"ffffffffffffffff;x", u64::MAX),
+            (b"5\r\nabc", 2),
+            (b"5\r\nabcde\r\n", 0),
+            (b"5", 0),
+        ] {
+            let mut decoder = Decoder::new(Framing::Chunked);
+            decoder.feed(wire, |_| ()).unwrap();
+            assert_eq!(decoder.announced(), announced, "{wire:?}");
+        }
+        assert_eq!(Decoder::new(Framing::Length(7)).announced(), 7);
     }
 
     #[test]
