@@ -100,6 +100,8 @@ pub(crate) struct Conn {
     pub close: bool,
     /// One of the connections kept for `/livez` and `/metrics`.
     pub reserved: bool,
+    /// One too many: it was told so and is being closed.
+    pub turned_away: bool,
     /// Bytes given to the socket.
     pub sent_bytes: u64,
 }
@@ -121,6 +123,7 @@ impl Conn {
             served: 0,
             close: false,
             reserved,
+            turned_away: false,
             sent_bytes: 0,
         }
     }

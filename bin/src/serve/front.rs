@@ -40,6 +40,8 @@ pub(crate) struct Front {
     listener: Option<TcpListener>,
     conns: Vec<Option<Box<Conn>>>,
     free: Vec<usize>,
+    /// Connections of the table that were turned away.
+    turned_away: usize,
     shared: Arc<Shared>,
     config: Arc<Config>,
     keys: Keys,
@@ -74,6 +76,7 @@ impl Front {
             listener: Some(listener),
             conns: Vec::new(),
             free: Vec::new(),
+            turned_away: 0,
             shared,
             config,
             keys,
@@ -155,20 +158,29 @@ impl Front {
     }
 
     fn admit(&mut self, stream: mio::net::TcpStream) {
-        let live = self.conns.len() - self.free.len();
-        let reserved = live >= limits::CONNECTIONS;
-        if live >= limits::CONNECTIONS + limits::CONNECTIONS_RESERVED {
-            return;
-        }
+        let live = self.conns.len() - self.free.len() - self.turned_away;
+        let most = self.config.bounds.connections;
+        let now = Instant::now();
         set_options(&stream);
+        let mut conn = Box::new(Conn::new(stream, now, live >= most));
+        if live >= most + limits::CONNECTIONS_RESERVED {
+            self.answer_and_close(&mut conn, None, &Reply::from(&ApiError::no_slot()), now);
+            if self.turned_away == limits::CONNECTIONS_TURNED_AWAY {
+                // Nobody waits until it has read that: what it sends in the meantime may cost it the answer.
+                let _ = conn.flush(now);
+                return;
+            }
+            conn.turned_away = true;
+            self.turned_away += 1;
+        }
         let index = self.free.pop().unwrap_or_else(|| {
             self.conns.push(None);
             self.conns.len() - 1
         });
-        let mut conn = Box::new(Conn::new(stream, Instant::now(), reserved));
         let interest = Interest::READABLE | Interest::WRITABLE;
         if let Err(error) = self.poll.registry().register(&mut conn.stream, Token(index + FIRST_CONN), interest) {
             tracing::warn!(%error, "cannot watch a connection");
+            self.turned_away -= usize::from(conn.turned_away);
             self.free.push(index);
             return;
         }
@@ -581,6 +593,7 @@ impl Front {
     fn bury(&mut self, mut conn: Conn, index: usize) {
         let _ = self.poll.registry().deregister(&mut conn.stream);
         self.shared.metrics.lock().sent(conn.sent_bytes);
+        self.turned_away -= usize::from(conn.turned_away);
         match &conn.phase {
             Phase::Busy(busy) => {
                 self.count(&busy.asked, 499);

@@ -32,6 +32,8 @@ pub(crate) const REQUESTS_PER_CONNECTION: u32 = 10_000;
 pub(crate) const CONNECTIONS: usize = 1024;
 /// Further connections that reach `/livez` and `/metrics` only.
 pub(crate) const CONNECTIONS_RESERVED: usize = 16;
+/// Connections beyond those that may still read why they are turned away.
+pub(crate) const CONNECTIONS_TURNED_AWAY: usize = 64;
 /// Bytes of following requests held while one is answered.
 pub(crate) const PIPELINE_BYTES: usize = 64 * 1024;
 /// Body bytes thrown away after an early answer before the connection is closed instead.

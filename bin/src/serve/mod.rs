@@ -65,6 +65,8 @@ const LINK_CAPACITY: usize = 4096;
 /// Bounds of the front that tests shorten.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Bounds {
+    /// Connections that may do everything.
+    pub connections: usize,
     /// From the first byte of a head to its end.
     pub head_time: Duration,
     /// Between two bytes of a body.
@@ -84,6 +86,7 @@ pub struct Bounds {
 impl Default for Bounds {
     fn default() -> Self {
         Self {
+            connections: limits::CONNECTIONS,
             head_time: limits::HEAD_TIME,
             body_idle_time: limits::BODY_IDLE_TIME,
             keep_alive_time: limits::KEEP_ALIVE_TIME,

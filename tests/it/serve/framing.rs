@@ -270,6 +270,52 @@ fn a_chunk_that_can_only_be_too_long_is_refused_by_its_size_line() {
 }
 
 #[test]
+fn connections_past_the_maximum_are_told_so() {
+    let fake = Fake::bounded(Bounds { connections: 2, ..Bounds::default() }, hello);
+    let open = |n: usize| {
+        let connect = |_| {
+            let mut client = Client::connect(fake.address());
+            client.send(get("/livez"));
+            assert_eq!(client.answer().status, 200);
+            client
+        };
+        (0..n).map(connect).collect::<Vec<Client>>()
+    };
+    let told = |client: &mut Client| {
+        let answer = client.answer();
+        let error = &answer.json()["error"];
+        assert_eq!((answer.status, error["code"].as_str()), (503, Some("no_slot")), "{error}");
+        assert_eq!((answer.header("retry-after"), answer.header("connection")), (Some("1"), Some("close")));
+        client.expect_end();
+    };
+    let mut all = open(2);
+    // Past the connections that may do everything, those that may ask whether the server lives.
+    let reserved = open(16);
+    let mut client = Client::connect(fake.address());
+    // More than can linger at once, and a request under way that nobody reads: it must not cost the answer.
+    let mut many: Vec<Client> = (0..80).map(|_| Client::connect(fake.address())).collect();
+    let _ = client.stream.write_all(get("/health").as_bytes());
+    told(&mut client);
+    many.iter_mut().for_each(told);
+    // Those who are turned away take nobody's place: room is found again as soon as others leave.
+    drop(reserved);
+    drop(all.pop());
+    let end = std::time::Instant::now() + super::client::DEADLINE;
+    loop {
+        let mut client = Client::connect(fake.address());
+        let _ = client.stream.write_all(get("/health").as_bytes());
+        if client.answer().status == 200 {
+            break;
+        }
+        assert!(std::time::Instant::now() < end);
+    }
+    let mut client = all.pop().unwrap();
+    client.send(get("/metrics"));
+    let metrics = client.answer().text();
+    assert!(metrics.contains("engine_http_requests_total{route=\"other\",method=\"other\",code=\"503\"}"), "{metrics}");
+}
+
+#[test]
 fn a_half_closed_request_is_answered_or_dropped() {
     let fake = Fake::start(hello);
     let mut client = Client::connect(fake.address());
