@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 
 use engine::api::{Finish, Report, TokenLogprob};
 use engine::ids::TokenId;
+use engine::tables::output::decode;
 use serde_json::{Map, Value, json};
 
 use crate::serve::info;
@@ -64,15 +65,28 @@ const LEAST_LOGPROB: f32 = -9999.0;
 
 /// Log-probability entries wait until the text of their token has been released, so that the entries of an answer
 /// cover exactly its text wherever a stop string cuts it and however the text was split into events.
+///
+/// All places are in the text that the engine releases, where every invalid sequence of bytes is a U+FFFD: the bytes of
+/// the tokens are decoded here as they are there.
 #[derive(Default)]
 pub(crate) struct Entries {
-    /// First byte and end of each token's text, and its entry.
-    waiting: VecDeque<(usize, usize, Entry)>,
-    /// Bytes of text of all tokens so far, and of all text released so far.
+    waiting: VecDeque<Waiting>,
+    /// First bytes of a character whose end has not come.
+    cut: Vec<u8>,
+    /// Bytes of text of all tokens so far, the cut character aside, and of all text released so far.
     written: usize,
     released: usize,
-    /// Code points of the tokens so far.
+    /// Code points written.
     offset: usize,
+}
+
+/// An entry and where the text of its token stands.
+struct Waiting {
+    /// First byte of the first character that the token has a part of.
+    start: usize,
+    /// One past the last byte of the last one; `None` while that character is cut.
+    end: Option<usize>,
+    entry: Entry,
 }
 
 impl Entries {
@@ -83,23 +97,43 @@ impl Entries {
 
     fn push(&mut self, logprob: &TokenLogprob, model: &dyn TextModel, hidden: bool) {
         let bytes = model.piece(logprob.token);
-        let start = self.written;
-        let offset = self.offset;
-        if !hidden {
-            self.written += bytes.len();
-            self.offset += String::from_utf8_lossy(&bytes).chars().count();
-        }
+        let (start, offset) = if hidden { (self.written, self.offset) } else { self.write(&bytes) };
+        let end = self.cut.is_empty().then_some(self.written);
         let top = logprob.top.iter().map(|(t, p)| (Text { bytes: model.piece(*t) }, p.max(LEAST_LOGPROB))).collect();
         let logprob = logprob.logprob.max(LEAST_LOGPROB);
-        self.waiting.push_back((start, self.written, Entry { token: Text { bytes }, logprob, top, offset }));
+        self.waiting.push_back(Waiting { start, end, entry: Entry { token: Text { bytes }, logprob, top, offset } });
+    }
+
+    /// Decodes the bytes of one token. Returns where its text begins: byte, and code points before it.
+    fn write(&mut self, bytes: &[u8]) -> (usize, usize) {
+        let before = self.cut.len();
+        let mut begins = (self.written, self.offset);
+        self.cut.extend_from_slice(bytes);
+        // The character that was cut is not continued but given up.
+        let given_up = before > 0
+            && std::str::from_utf8(&self.cut)
+                .is_err_and(|e| e.valid_up_to() == 0 && e.error_len().is_some_and(|n| n <= before));
+        let mut text = String::new();
+        let used = decode(&self.cut, false, &mut text);
+        self.cut.drain(..used);
+        if let Some(first) = text.chars().next().filter(|_| before > 0) {
+            let end = self.written + first.len_utf8();
+            self.waiting.iter_mut().rev().map_while(|w| w.end.is_none().then_some(w)).for_each(|w| w.end = Some(end));
+            if given_up {
+                begins = (end, self.offset + 1);
+            }
+        }
+        self.written += text.len();
+        self.offset += text.chars().count();
+        begins
     }
 
     fn release(&mut self, text: &str) -> Vec<Entry> {
         self.released += text.len();
         let mut out = Vec::new();
         // Entries never travel without text: a hidden token's entry waits for the next.
-        while !text.is_empty() && self.waiting.front().is_some_and(|(_, end, _)| *end <= self.released) {
-            out.extend(self.waiting.pop_front().map(|(_, _, entry)| entry));
+        while !text.is_empty() && self.waiting.front().and_then(|w| w.end).is_some_and(|end| end <= self.released) {
+            out.extend(self.waiting.pop_front().map(|w| w.entry));
         }
         out
     }
@@ -107,7 +141,7 @@ impl Entries {
     /// What is left at the end: everything, or after a stop string what begins before the cut.
     pub(crate) fn finish(&mut self, finish: Finish) -> Vec<Entry> {
         let cut = if matches!(finish, Finish::StopString(_)) { self.released } else { usize::MAX };
-        self.waiting.drain(..).filter(|(start, _, _)| *start < cut).map(|(_, _, entry)| entry).collect()
+        self.waiting.drain(..).filter(|w| w.start < cut).map(|w| w.entry).collect()
     }
 }
 
@@ -331,3 +365,146 @@ pub(crate) fn event(json: &Map<String, Value>, out: &mut Vec<u8>) {
 
 /// The event that ends a complete stream.
 pub(crate) const DONE: &[u8] = b"data: [DONE]\n\n";
+
+#[cfg(test)]
+mod tests {
+    use engine::api::Stop;
+    use engine::tables::output::Output;
+
+    use super::*;
+    use crate::serve::model::{Caps, Conversation, RenderError, Rendered};
+
+    /// Every id below 256 is its byte; 256 is hidden.
+    struct Bytes;
+
+    impl TextModel for Bytes {
+        fn vocab(&self) -> usize {
+            257
+        }
+
+        fn encode(&self, text: &str, _: bool, _: bool) -> Vec<TokenId> {
+            text.bytes().map(|b| TokenId(b.into())).collect()
+        }
+
+        fn ids_min(&self, bytes: usize) -> usize {
+            bytes
+        }
+
+        fn piece(&self, token: TokenId) -> Vec<u8> {
+            if self.is_control(token) { b"<hidden>".to_vec() } else { vec![token.0 as u8] }
+        }
+
+        fn is_control(&self, token: TokenId) -> bool {
+            token.0 == 256
+        }
+
+        fn is_end(&self, _: TokenId) -> bool {
+            false
+        }
+
+        fn caps(&self) -> Caps {
+            Caps::default()
+        }
+
+        fn render(&self, _: &Conversation<'_>, _: usize) -> Result<Rendered, RenderError> {
+            Err(RenderError::Template("there is none".to_owned()))
+        }
+    }
+
+    /// Runs `tokens` through an output state as the engine does, `group` tokens to an event. Returns per event the text
+    /// and the tokens of its entries, the rest as the last; and the offsets of all entries.
+    fn run(tokens: &[u32], stop: &str, group: usize) -> (Vec<(String, Vec<u32>)>, Vec<usize>) {
+        let strings = if stop.is_empty() { Vec::new() } else { vec![stop.as_bytes().to_vec()] };
+        let stop = Stop { strings, ..Stop::default() };
+        let (mut output, mut choice, mut out) = (Output::default(), Choice::new(0, Entries::default()), Vec::new());
+        let mut entries = Vec::new();
+        let mut finish = Finish::MaxTokens;
+        let events = tokens.chunks(group);
+        let last = events.len() - 1;
+        for (i, event) in events.enumerate() {
+            let mut text = String::new();
+            for &token in event {
+                if token < 256 && output.push(&[token as u8], &stop, true, &mut text).is_some() {
+                    finish = Finish::StopString(0);
+                }
+            }
+            if i == last && finish == Finish::MaxTokens {
+                output.finish(&mut text);
+            }
+            let ids: Vec<TokenId> = event.iter().map(|t| TokenId(*t)).collect();
+            let logprob = |t: &TokenId| TokenLogprob { token: *t, logprob: -1.0, top: Vec::new() };
+            let logprobs: Vec<TokenLogprob> = ids.iter().map(logprob).collect();
+            let piece = choice.take(text, ids, &logprobs, &[], &Bytes);
+            out.push((piece.text, piece.entries.clone()));
+            entries.extend(piece.entries);
+        }
+        let rest = choice.entries.finish(finish);
+        entries.extend(rest.clone());
+        out.push((String::new(), rest));
+        let token = |e: &Entry| if e.token.bytes.len() == 1 { e.token.bytes[0].into() } else { 256 };
+        let named = out.into_iter().map(|(text, list)| (text, list.iter().map(token).collect()));
+        (named.collect(), entries.iter().map(|e| e.offset).collect())
+    }
+
+    fn check(tokens: &[u32], stop: &str, expected: &[(&str, &[u32])], offsets: &[usize]) {
+        let expected: Vec<(String, Vec<u32>)> =
+            expected.iter().map(|(text, list)| ((*text).to_owned(), list.to_vec())).collect();
+        assert_eq!(run(tokens, stop, 1), (expected, offsets.to_vec()), "{tokens:x?}, stop {stop:?}");
+    }
+
+    #[test]
+    fn entries_travel_with_their_own_text() {
+        const A: u32 = b'a' as u32;
+        const B: u32 = b'b' as u32;
+        check(&[A, B], "", &[("a", &[A]), ("b", &[B]), ("", &[])], &[0, 1]);
+        // An invalid byte is three bytes of text: what is held back behind it does not go with it.
+        check(
+            &[0xff, A, 0xff, B],
+            "ab",
+            &[("\u{fffd}", &[0xff]), ("", &[]), ("a\u{fffd}", &[A, 0xff]), ("b", &[B]), ("", &[])],
+            &[0, 1, 2, 3],
+        );
+        // A character of several tokens, and one that is given up, by another and by the end.
+        check(&[0xc3, 0xa9, A], "", &[("", &[]), ("\u{e9}", &[0xc3, 0xa9]), ("a", &[A]), ("", &[])], &[0, 0, 1]);
+        check(&[0xf0, 0x9f, A], "", &[("", &[]), ("", &[]), ("\u{fffd}a", &[0xf0, 0x9f, A]), ("", &[])], &[0, 0, 1]);
+        check(&[A, 0xf0], "", &[("a", &[A]), ("\u{fffd}", &[]), ("", &[0xf0])], &[0, 1]);
+        check(
+            &[0xf0, 256, 0x9f, A],
+            "",
+            &[("", &[]), ("", &[]), ("", &[]), ("\u{fffd}a", &[0xf0, 256, 0x9f, A]), ("", &[])],
+            &[0, 0, 0, 1],
+        );
+        // A stop string behind invalid bytes takes its own tokens along and no others.
+        check(
+            &[0xff, 0xff, A, B],
+            "ab",
+            &[("\u{fffd}", &[0xff]), ("\u{fffd}", &[0xff]), ("", &[]), ("", &[]), ("", &[])],
+            &[0, 1],
+        );
+        check(&[0xf0, A, B], "ab", &[("", &[]), ("", &[]), ("\u{fffd}", &[0xf0]), ("", &[])], &[0]);
+    }
+
+    /// Bytes that begin, continue, end and break characters, with a stop string among them: the entries are the same
+    /// however the tokens are spread over events, and every offset is the number of characters before the token.
+    #[test]
+    fn events_of_any_size_give_the_same_entries() {
+        let bytes: [u32; 7] = [b'a'.into(), b'b'.into(), 0x80, 0xc3, 0xe2, 0xf0, 0x9f];
+        for n in 0..bytes.len().pow(5) {
+            let tokens: Vec<u32> = (0..5).map(|i| bytes[n / bytes.len().pow(i) % bytes.len()]).collect();
+            let stopped = tokens.windows(2).position(|w| w == [u32::from(b'a'), u32::from(b'b')]);
+            let tokens = &tokens[..stopped.map_or(5, |at| at + 2)];
+            let whole: Vec<u8> = tokens.iter().map(|t| *t as u8).collect();
+            for group in 1..=tokens.len() {
+                let (events, offsets) = run(tokens, "ab", group);
+                let all: Vec<u32> = events.iter().flat_map(|(_, list)| list.iter().copied()).collect();
+                assert_eq!(all, tokens[..stopped.unwrap_or(tokens.len())], "{tokens:x?} by {group}");
+                let text: String = events.iter().map(|(text, _)| text.as_str()).collect();
+                assert_eq!(text, String::from_utf8_lossy(&whole[..all.len()]), "{tokens:x?} by {group}");
+                let chars = |end: usize| String::from_utf8_lossy(&whole[..end]).chars().count();
+                // A byte that adds no character belongs to the one before it.
+                let expected = |i: usize| chars(i) - usize::from(chars(i + 1) == chars(i));
+                assert_eq!(offsets, (0..all.len()).map(expected).collect::<Vec<_>>(), "{tokens:x?} by {group}");
+            }
+        }
+    }
+}

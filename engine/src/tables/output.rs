@@ -89,7 +89,7 @@ impl Output {
 
 /// Appends the characters of `bytes`, U+FFFD for every invalid sequence, and returns how many bytes were used up: all
 /// of them, or without `last` all but a cut character at the end.
-fn decode(bytes: &[u8], last: bool, text: &mut String) -> usize {
+pub fn decode(bytes: &[u8], last: bool, text: &mut String) -> usize {
     let mut at = 0;
     while at < bytes.len() {
         match std::str::from_utf8(&bytes[at..]) {
