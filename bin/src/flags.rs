@@ -2,6 +2,7 @@
 
 use std::ffi::OsString;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::{Parser, ValueEnum};
 use engine::api::{Speculation, Strategy, WindowPolicy};
@@ -12,9 +13,13 @@ use engine::limits::{
 use engine::schedule::Schedule;
 
 use crate::bench::options::{KvFlag, RepackFlag, THREADS_MAX, within};
+use crate::serve::{Bounds, limits};
 
 /// Context of a request where neither flag nor model asks for less.
 const CONTEXT_DEFAULT: usize = 8192;
+/// Time in the queue, and the longest that may be asked for: a day.
+const QUEUE_SECONDS_DEFAULT: usize = limits::QUEUE_TIME.as_secs() as usize;
+const QUEUE_SECONDS_MAX: usize = 86_400;
 /// First width of an adaptive window.
 const WINDOW_INITIAL_DEFAULT: usize = 16;
 
@@ -131,6 +136,9 @@ pub struct LowArgs {
     /// Port to listen on; 0 = any free one.
     #[arg(long, default_value_t = 8080)]
     pub port: u16,
+    /// Seconds a request may wait for a slot before it is answered with 503.
+    #[arg(long, value_name = "SECONDS", default_value_t = QUEUE_SECONDS_DEFAULT, value_parser = within(1, QUEUE_SECONDS_MAX))]
+    pub queue_timeout: usize,
     /// A key that clients must send; may be repeated.
     #[arg(long, value_name = "KEY", env = "ENGINE_API_KEY", hide_env_values = true)]
     pub api_key: Vec<String>,
@@ -235,6 +243,11 @@ impl ServeArgs {
         .max(2)
     }
 
+    /// Bounds of the front.
+    pub fn bounds(&self) -> Bounds {
+        Bounds { queue_time: Duration::from_secs(self.low.queue_timeout as u64), ..Bounds::default() }
+    }
+
     /// Engine limits for a context.
     pub fn limits(&self, context: usize) -> Limits {
         Limits {
@@ -316,6 +329,8 @@ mod tests {
             "--window-max 64",
             "--mtp-tokens 16",
             "--parallel 0",
+            "--queue-timeout 0",
+            "--queue-timeout 86401",
             "--threads 0",
             "--ctx-size 1",
             "--api-key=",

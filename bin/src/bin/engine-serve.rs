@@ -55,6 +55,7 @@ fn run(args: &ServeArgs) -> Result<u8, Box<dyn std::error::Error>> {
         host: args.low.host.clone(),
         api_keys: args.low.api_key.clone(),
         api_key_file: args.low.api_key_file.clone(),
+        bounds: args.bounds(),
         ..Config::local(args.low.port, context)
     };
     let mut server = Server::start(config)?;

@@ -1,5 +1,7 @@
 //! Every error a client can see: one constructor per situation, so that status, type and code stay together.
 
+use std::time::Duration;
+
 use engine::api::AdmitError;
 use serde_json::{Value, json};
 
@@ -192,6 +194,11 @@ impl ApiError {
 
     pub(crate) fn draining() -> Self {
         Self::unavailable("draining", "the server is shutting down", 5)
+    }
+
+    pub(crate) fn queue_timeout(waited: Duration) -> Self {
+        let message = format!("the request has waited {} s for a slot and none became free", waited.as_secs_f32());
+        Self::unavailable("queue_timeout", &message, 30)
     }
 
     /// For health checks after the engine's end; requests get [`Self::engine`].

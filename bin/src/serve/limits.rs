@@ -62,6 +62,8 @@ pub(crate) const TOOLS: usize = 512;
 pub(crate) const PROMPTS: usize = 64;
 /// Choices per prompt.
 pub(crate) const CHOICES: usize = 8;
+/// A request may wait for a slot for this long.
+pub(crate) const QUEUE_TIME: Duration = Duration::from_secs(600);
 /// Stop strings, and the bytes of one.
 pub(crate) const STOP_STRINGS: usize = 4;
 /// Bytes of one stop string.

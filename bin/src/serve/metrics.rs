@@ -14,16 +14,19 @@ pub(crate) enum End {
     ContextFull,
     Cancelled,
     Error,
+    /// It waited too long for a slot.
+    Timeout,
 }
 
 impl End {
-    const ALL: [(Self, &'static str); 6] = [
+    const ALL: [(Self, &'static str); 7] = [
         (Self::Stop, "stop"),
         (Self::StopString, "stop_string"),
         (Self::Length, "length"),
         (Self::ContextFull, "context_full"),
         (Self::Cancelled, "cancelled"),
         (Self::Error, "error"),
+        (Self::Timeout, "timeout"),
     ];
 
     pub(crate) fn of(finish: Finish) -> Self {

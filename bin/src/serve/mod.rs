@@ -24,7 +24,7 @@ mod http;
 mod info;
 mod job;
 mod json;
-mod limits;
+pub(crate) mod limits;
 mod link;
 mod messages;
 mod metrics;
@@ -77,6 +77,8 @@ pub struct Bounds {
     pub drain_time: Duration,
     /// A reader that takes nothing for this long is dropped.
     pub stall_time: Duration,
+    /// A request may wait for a slot for this long.
+    pub queue_time: Duration,
     /// Running requests may finish for this long after a shutdown began.
     pub shutdown_time: Duration,
     /// Unsent bytes of a connection above which its rows pause.
@@ -92,6 +94,7 @@ impl Default for Bounds {
             keep_alive_time: limits::KEEP_ALIVE_TIME,
             drain_time: limits::DRAIN_TIME,
             stall_time: limits::STALL_TIME,
+            queue_time: limits::QUEUE_TIME,
             shutdown_time: limits::SHUTDOWN_TIME,
             stream_buffer: limits::STREAM_BUFFER_BYTES,
         }
@@ -176,6 +179,7 @@ pub struct Server {
     shared: Arc<Shared>,
     waker: Arc<Waker>,
     control: Sender<Control>,
+    queue_time: Duration,
     to_front: Option<Sender<ToFront>>,
     from_front: Option<Receiver<ToText>>,
     front: JoinHandle<Exit>,
@@ -232,6 +236,7 @@ impl Server {
         let listener = bind(&config.host, config.port)?;
         let address = listener.local_addr()?;
         let poll = Poll::new()?;
+        let queue_time = config.bounds.queue_time;
         let waker = Arc::new(Waker::new(poll.registry(), WAKER)?);
         let shared = Arc::new(Shared::new());
         let (to_text, from_front) = channel::bounded(LINK_CAPACITY);
@@ -245,6 +250,7 @@ impl Server {
             shared,
             waker,
             control,
+            queue_time,
             to_front: Some(to_front),
             from_front: Some(from_front),
             front,
@@ -278,6 +284,7 @@ impl Server {
             info: parts.info,
             spec: parts.spec,
             slots: parts.slots,
+            queue_time: self.queue_time,
             shared: self.shared.clone(),
             inbox: self.from_front.take().expect("serve is called once"),
             outbox: self.to_front.take().expect("serve is called once"),

@@ -37,6 +37,8 @@ pub(crate) struct Text {
     pub info: ModelInfo,
     pub spec: SpecConfig,
     pub slots: usize,
+    /// A request may wait for a slot for this long.
+    pub queue_time: Duration,
     pub shared: Arc<Shared>,
     pub inbox: Receiver<ToText>,
     pub outbox: Sender<ToFront>,
@@ -112,6 +114,7 @@ impl Text {
             }
             self.send_commands();
             self.keep_streams_alive(Instant::now());
+            self.end_waits(Instant::now());
             self.wake();
         }
         let _ = self.commands.try_send(Command::Stop);
@@ -124,6 +127,9 @@ impl Text {
         }
         for job in self.state.jobs.values() {
             at = at.min(job.next_due().unwrap_or(at));
+            if job.waits() {
+                at = at.min(job.received + self.queue_time);
+            }
         }
         at.saturating_duration_since(now)
     }
@@ -186,7 +192,7 @@ impl Text {
             ToText::Abort => {
                 let running: Vec<Exchange> = self.state.jobs.keys().copied().collect();
                 for exchange in running {
-                    self.fail(exchange, &ApiError::draining());
+                    self.fail(exchange, &ApiError::draining(), End::Error);
                 }
                 self.command(Command::Stop);
             }
@@ -397,7 +403,7 @@ impl Text {
                 self.send(ToFront::Data(exchange, bytes));
                 self.send(ToFront::Close(exchange));
             }
-            Outcome::Fail(error) => self.fail(exchange, &error),
+            Outcome::Fail(error) => self.fail(exchange, &error, End::Error),
         }
     }
 
@@ -422,9 +428,9 @@ impl Text {
     }
 
     /// Ends a request with an error: a status where none was sent yet, else an error event and a broken transfer.
-    fn fail(&mut self, exchange: Exchange, error: &ApiError) {
+    fn fail(&mut self, exchange: Exchange, error: &ApiError, end: End) {
         let Some(job) = self.state.jobs.remove(&exchange) else { return };
-        self.drop_choices(&job, End::Error);
+        self.drop_choices(&job, end);
         if job.open {
             let mut bytes = b"data: ".to_vec();
             bytes.extend_from_slice(error.body().to_string().as_bytes());
@@ -463,7 +469,7 @@ impl Text {
             self.shared.advance(State::Dead);
         }
         for exchange in running {
-            self.fail(exchange, &error);
+            self.fail(exchange, &error, End::Error);
         }
         // Requests that arrived in the meantime get an answer as well.
         while let Ok(message) = self.inbox.try_recv() {
@@ -475,6 +481,15 @@ impl Text {
             self.send(ToFront::Dead);
         }
         self.wake();
+    }
+
+    /// Fails requests of which a choice has waited too long for a slot.
+    fn end_waits(&mut self, now: Instant) {
+        let late = |job: &&Job| job.waits() && job.received + self.queue_time <= now;
+        let late: Vec<Exchange> = self.state.jobs.values().filter(late).map(|j| j.exchange).collect();
+        for exchange in late {
+            self.fail(exchange, &ApiError::queue_timeout(self.queue_time), End::Timeout);
+        }
     }
 
     /// Opens streams that wait long, and breaks silence with comments.
@@ -494,6 +509,11 @@ impl Text {
 }
 
 impl Job {
+    /// Whether a choice waits for a slot.
+    fn waits(&self) -> bool {
+        self.choices.iter().zip(&self.admitted).any(|(choice, admitted)| !admitted && choice.end.is_none())
+    }
+
     /// When the stream needs something although no event has come.
     fn next_due(&self) -> Option<Instant> {
         match (self.params.stream, self.open) {

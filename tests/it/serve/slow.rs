@@ -112,6 +112,53 @@ fn a_reader_that_never_comes_back_is_dropped() {
 }
 
 #[test]
+fn a_request_that_waits_too_long_for_a_slot_is_answered() {
+    let bounds = Bounds { queue_time: Duration::from_millis(300), ..Bounds::default() };
+    for (script, in_queue) in [(Script::Queue, true), (Script::Prefill, false)] {
+        let fake = Fake::bounded(bounds, by_prompt(script.clone()));
+        let mut waits = Client::connect(fake.address());
+        waits.send(post("/v1/chat/completions", &chat("hang").to_string()));
+        if in_queue {
+            let answer = waits.answer();
+            let error = &answer.json()["error"];
+            assert_eq!((answer.status, error["code"].as_str()), (503, Some("queue_timeout")), "{error}");
+            assert_eq!((answer.header("retry-after"), answer.header("x-should-retry")), (Some("30"), Some("true")));
+            fake.wait_for("cancel", is_cancel);
+            let mut client = Client::connect(fake.address());
+            client.send(get("/metrics"));
+            let metrics = client.answer().text();
+            assert!(metrics.contains("engine_requests_finished_total{reason=\"timeout\"} 1"), "{metrics}");
+            assert!(metrics.contains("engine_requests_waiting 0"), "{metrics}");
+        } else {
+            // Prefill is no waiting, however long it takes.
+            fake.wait_for("submit", |c| matches!(c, Command::Submit(_)));
+            thread::sleep(Duration::from_millis(900));
+            assert_eq!(fake.count(is_cancel), 0);
+        }
+    }
+    // A stream whose headers are out gets the error as its last event, and no end.
+    let bounds = Bounds { queue_time: Duration::from_millis(2500), ..Bounds::default() };
+    let fake = Fake::bounded(bounds, by_prompt(Script::Queue));
+    let mut waits = Client::connect(fake.address());
+    waits.send(streamed("hang"));
+    let answer = waits.answer();
+    assert_eq!((answer.status, answer.complete), (200, false));
+    let error: Value = serde_json::from_str(answer.events().last().unwrap()).unwrap();
+    assert_eq!(error["error"]["code"], "queue_timeout");
+}
+
+#[test]
+fn one_choice_that_waits_fails_its_whole_request() {
+    let bounds = Bounds { queue_time: Duration::from_millis(300), ..Bounds::default() };
+    let fake = Fake::bounded(bounds, |s| if s.sampling.choice == 1 { Script::Queue } else { Script::Prefill });
+    let mut body = chat("hi");
+    body["n"] = 3.into();
+    assert_eq!(ask(fake.address(), "/v1/chat/completions", &body).json()["error"]["code"], "queue_timeout");
+    fake.wait_for("cancel", |c| matches!(c, Command::Cancel(t) if t.0 == 2));
+    assert_eq!(fake.count(is_cancel), 3);
+}
+
+#[test]
 fn loading_is_answered_with_503() {
     let server = Server::start(config()).unwrap();
     let mut client = Client::connect(server.address());
