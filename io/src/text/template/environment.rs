@@ -1,12 +1,16 @@
 //! The environment templates expect: Jinja with Python's manners.
+//!
+//! Fuel bounds the memory of a rendering too, if whatever makes text pays before the text exists. The engine sees to
+//! that for its own operators and filters; what is defined here, and what it leaves out, is paid for here.
 
 use std::fmt;
 
 use minijinja::syntax::SyntaxConfig;
-use minijinja::value::{Kwargs, ValueKind};
-use minijinja::{AutoEscape, Environment, Error, ErrorKind, Value};
+use minijinja::value::{Kwargs, ObjectRepr, ValueKind};
+use minijinja::{AutoEscape, Environment, Error, ErrorKind, State, Value};
 
 use super::json;
+use super::pay::{self, BYTES_PER_FUEL};
 
 /// The message of `raise_exception`, kept apart from errors of the engine.
 #[derive(Debug)]
@@ -28,8 +32,13 @@ pub(super) fn new(fuel: u64) -> Environment<'static> {
     env.set_syntax(syntax.expect("the delimiters are the usual ones"));
     env.set_auto_escape_callback(|_| AutoEscape::None);
     env.set_fuel(Some(fuel));
-    env.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
-    env.set_formatter(|out, state, value| match python_text(value) {
+    env.set_unknown_method_callback(|state, value, method, args| {
+        if let ("format", Some(text)) = (method, value.as_str()) {
+            pay::for_format(state, text, args)?;
+        }
+        minijinja_contrib::pycompat::unknown_method_callback(state, value, method, args)
+    });
+    env.set_formatter(|out, state, value| match python_text(state, value)? {
         Some(text) => out.write_str(&text).map_err(Error::from),
         None => minijinja::escape_formatter(out, state, value),
     });
@@ -37,7 +46,7 @@ pub(super) fn new(fuel: u64) -> Environment<'static> {
     env.add_function("cycler", minijinja_contrib::globals::cycler);
     env.add_function("joiner", minijinja_contrib::globals::joiner);
     env.add_filter("tojson", tojson);
-    env.add_filter("string", |value: &Value| python_text(value).unwrap_or_else(|| value.to_string()));
+    env.add_filter("string", |state: &State, value: &Value| text(state, value));
     env.add_filter("length", length);
     env.add_filter("count", length);
     // Python: strings, mappings and undefined values iterate; strings and mappings are sequences.
@@ -46,8 +55,12 @@ pub(super) fn new(fuel: u64) -> Environment<'static> {
     env
 }
 
-fn raise_exception(message: &Value) -> Result<Value, Error> {
-    let message = python_text(message).unwrap_or_else(|| message.to_string());
+fn text(state: &State, value: &Value) -> Result<String, Error> {
+    Ok(python_text(state, value)?.unwrap_or_else(|| value.to_string()))
+}
+
+fn raise_exception(state: &State, message: &Value) -> Result<Value, Error> {
+    let message = text(state, message)?;
     Err(Error::new(ErrorKind::InvalidOperation, "raise_exception").with_source(Raised(message)))
 }
 
@@ -60,7 +73,7 @@ fn length(value: &Value) -> Result<usize, Error> {
     })
 }
 
-fn tojson(value: &Value, kwargs: Kwargs) -> Result<Value, Error> {
+fn tojson(state: &State, value: &Value, kwargs: Kwargs) -> Result<Value, Error> {
     let indent = match kwargs.get::<Option<Value>>("indent")? {
         None => None,
         Some(v) if v.is_none() || v.is_undefined() => None,
@@ -83,9 +96,10 @@ fn tojson(value: &Value, kwargs: Kwargs) -> Result<Value, Error> {
     if value.is_undefined() {
         return Err(Error::new(ErrorKind::InvalidOperation, "an undefined value is not JSON serializable"));
     }
-    let value = serde_json::to_value(value)
-        .map_err(|e| Error::new(ErrorKind::InvalidOperation, "not JSON serializable").with_source(e))?;
-    Ok(Value::from_safe_string(json::dumps(&value, &style)))
+    let value = pay::for_json(state, value)?;
+    let room = state.fuel_levels().map_or(usize::MAX, |(_, left)| (left as usize).saturating_mul(BYTES_PER_FUEL));
+    // The result is charged once it is there; the style alone can make it a multiple of the value.
+    json::dumps(&value, &style, room).map(Value::from_safe_string).ok_or_else(|| ErrorKind::OutOfFuel.into())
 }
 
 fn bad_argument(name: &str) -> Error {
@@ -93,16 +107,25 @@ fn bad_argument(name: &str) -> Error {
 }
 
 /// `str(value)` where Python and minijinja differ; `None` where they agree.
-fn python_text(value: &Value) -> Option<String> {
-    match value.kind() {
-        ValueKind::None => Some("None".to_owned()),
-        ValueKind::Bool => Some(if value.is_true() { "True" } else { "False" }.to_owned()),
-        ValueKind::Number if !value.is_integer() => f64::try_from(value.clone()).ok().map(json::python_float),
-        ValueKind::Seq | ValueKind::Map
-            if value.as_object().is_none_or(|o| o.repr() != minijinja::value::ObjectRepr::Plain) =>
-        {
-            serde_json::to_value(value).ok().map(|v| json::python_repr(&v))
+fn python_text(state: &State, value: &Value) -> Result<Option<String>, Error> {
+    let list = match value.kind() {
+        ValueKind::Seq | ValueKind::Map => value.as_object().is_none_or(|o| o.repr() != ObjectRepr::Plain),
+        // A list that is only described, such as a repeated one.
+        ValueKind::Iterable => value.len().is_some(),
+        ValueKind::None => return Ok(Some("None".to_owned())),
+        ValueKind::Bool => return Ok(Some(if value.is_true() { "True" } else { "False" }.to_owned())),
+        ValueKind::Number if !value.is_integer() => {
+            return Ok(f64::try_from(value.clone()).ok().map(json::python_float));
         }
-        _ => None,
+        _ => false,
+    };
+    if !list {
+        return Ok(None);
+    }
+    match pay::for_json(state, value) {
+        Ok(value) => Ok(Some(json::python_repr(&value))),
+        Err(error) if error.kind() == ErrorKind::OutOfFuel => Err(error),
+        // What has no JSON prints as the engine prints it.
+        Err(_) => Ok(None),
     }
 }

@@ -15,26 +15,30 @@ pub(super) struct Style {
     pub separators: Option<[String; 2]>,
 }
 
-/// `json.dumps(value, ensure_ascii=False)` with a style. Nothing is escaped for HTML; keys keep their order.
-pub(super) fn dumps(value: &Value, style: &Style) -> String {
+/// `json.dumps(value, ensure_ascii=False)` with a style. Nothing is escaped for HTML; keys keep their order. `None` if
+/// it takes more than `room` bytes.
+pub(super) fn dumps(value: &Value, style: &Style, room: usize) -> Option<String> {
     let separators = style.separators.clone().unwrap_or_else(|| {
         let item = if style.indent.is_some() { "," } else { ", " };
         [item.to_owned(), ": ".to_owned()]
     });
-    let mut writer = Writer { style, separators, out: String::new() };
+    let mut writer = Writer { style, separators, out: String::new(), room };
     writer.value(value, 0);
-    writer.out
+    (writer.out.len() <= room).then_some(writer.out)
 }
 
 struct Writer<'a> {
     style: &'a Style,
     separators: [String; 2],
     out: String,
+    /// Nothing more is written once `out` is longer.
+    room: usize,
 }
 
 impl Writer<'_> {
     fn value(&mut self, value: &Value, depth: usize) {
         match value {
+            _ if self.out.len() > self.room => {}
             Value::Null => self.out.push_str("null"),
             Value::Bool(b) => self.out.push_str(if *b { "true" } else { "false" }),
             Value::Number(n) => self.out.push_str(&number(n)),
@@ -78,7 +82,12 @@ impl Writer<'_> {
     fn newline(&mut self, depth: usize) {
         if let Some(indent) = &self.style.indent {
             self.out.push('\n');
-            (0..depth).for_each(|_| self.out.push_str(indent));
+            for _ in 0..depth {
+                if self.out.len() > self.room {
+                    return;
+                }
+                self.out.push_str(indent);
+            }
         }
     }
 
@@ -186,18 +195,20 @@ mod tests {
         let value =
             json!({"b": [1, 2.0, -0.5, true, null], "a": {"k": "<é & 'q' \"\\\n\u{1}\u{7F}>"}, "e": [], "f": {}});
         assert_eq!(
-            dumps(&value, &Style::default()),
+            dumps(&value, &Style::default(), 200).unwrap(),
             r#"{"b": [1, 2.0, -0.5, true, null], "a": {"k": "<é & 'q' \"\\\n\u0001"#.to_owned()
                 + "\u{7F}"
                 + r#">"}, "e": [], "f": {}}"#
         );
         let style = Style { indent: Some("  ".to_owned()), sort_keys: true, ..Style::default() };
         assert_eq!(
-            dumps(&json!({"b": [1, {}], "a": "x"}), &style),
+            dumps(&json!({"b": [1, {}], "a": "x"}), &style, 200).unwrap(),
             "{\n  \"a\": \"x\",\n  \"b\": [\n    1,\n    {}\n  ]\n}"
         );
         let style = Style { separators: Some([",".to_owned(), ":".to_owned()]), ascii: true, ..Style::default() };
-        assert_eq!(dumps(&json!({"a": ["é😊", 1]}), &style), r#"{"a":["\u00e9\ud83d\ude0a",1]}"#);
+        let text = r#"{"a":["\u00e9\ud83d\ude0a",1]}"#;
+        assert_eq!(dumps(&json!({"a": ["é😊", 1]}), &style, text.len()).as_deref(), Some(text));
+        assert_eq!(dumps(&json!({"a": ["é😊", 1]}), &style, text.len() - 1), None);
     }
 
     #[test]

@@ -7,6 +7,7 @@
 mod environment;
 mod facts;
 mod json;
+mod pay;
 mod scan;
 mod strftime;
 
@@ -26,7 +27,8 @@ use super::tokenizer::Tokenizer;
 /// Bounds of one rendering.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct TemplateLimits {
-    /// Instructions, plus one per 64 bytes handled.
+    /// Instructions, plus one per 64 bytes handled, for a conversation of any size: a small one gets less. Since text
+    /// is paid for before it is made, 64 bytes times this also bounds the memory of a rendering.
     pub fuel: u64,
     /// Bytes of the rendered text.
     pub output_bytes: usize,
@@ -34,7 +36,31 @@ pub struct TemplateLimits {
 
 impl Default for TemplateLimits {
     fn default() -> Self {
-        Self { fuel: 50_000_000, output_bytes: 32 << 20 }
+        Self { fuel: 16 << 20, output_bytes: 32 << 20 }
+    }
+}
+
+impl TemplateLimits {
+    /// Fuel of a conversation: what a template of the field needs several times over, and no more, so that a hostile
+    /// template makes little out of little. Instructions grow with the values, the bytes handled with the strings.
+    fn fuel_for(&self, values: &[&serde_json::Value]) -> u64 {
+        const BASE: u64 = 2 << 20;
+        const PER_VALUE: u64 = 64;
+        let mut fuel = BASE;
+        let mut rest = values.to_vec();
+        while let Some(value) = rest.pop() {
+            fuel += PER_VALUE;
+            match value {
+                serde_json::Value::String(text) => fuel += text.len() as u64 / 2,
+                serde_json::Value::Array(items) => rest.extend(items),
+                serde_json::Value::Object(map) => {
+                    fuel += map.keys().map(|key| key.len() as u64 / 2).sum::<u64>();
+                    rest.extend(map.values());
+                }
+                _ => {}
+            }
+        }
+        fuel.min(self.fuel)
     }
 }
 
@@ -79,7 +105,7 @@ pub enum TemplateError {
         message: String,
     },
     /// The template runs too long on the conversation.
-    #[error("chat template: rendering took more than {fuel} steps")]
+    #[error("chat template: rendering took more than {fuel} steps, each an instruction or 64 bytes of text")]
     Fuel {
         /// The limit.
         fuel: u64,
@@ -175,7 +201,6 @@ impl ChatTemplate {
             facts: TemplateFacts::default(),
         };
         template.facts = facts::probe(&template)?;
-        template.environment.set_fuel(Some(limits.fuel));
         template.limits = limits;
         Ok(template)
     }
@@ -211,13 +236,18 @@ impl ChatTemplate {
         let asked = input.kwargs.iter().filter(|(key, _)| own.iter().all(|(name, _)| name != key));
         let asked: Vec<(&str, Value)> = asked.map(|(key, value)| (key.as_str(), foreign(value))).collect();
         let variables = Value::from_pairs(asked.into_iter().chain(own));
-        let template = self.environment.get_template(NAME).expect("the template was compiled under this name");
+        let foreign: Vec<&serde_json::Value> =
+            [input.messages].into_iter().chain(input.tools).chain(input.kwargs.values()).collect();
+        let fuel = self.limits.fuel_for(&foreign);
+        let mut environment = self.environment.clone();
+        environment.set_fuel(Some(fuel));
+        let template = environment.get_template(NAME).expect("the template was compiled under this name");
         let mut output = Bounded { bytes: Vec::new(), max: self.limits.output_bytes, full: false };
         let done = template.render_captured_to(variables, &mut output).map(|_| ());
         if output.full {
             return Err(TemplateError::Output { max: self.limits.output_bytes });
         }
-        done.map_err(|e| TemplateError::of(&e, self.limits.fuel))?;
+        done.map_err(|e| TemplateError::of(&e, fuel))?;
         let marked = String::from_utf8(output.bytes).expect("templates write strings");
         Ok(Rendered { marked })
     }

@@ -248,6 +248,57 @@ fn endless_templates_run_out_of_fuel_or_room() {
     assert_eq!(on_empty(writes), TemplateError::Output { max: LIMITS.output_bytes });
 }
 
+/// What would take gigabytes fails before it takes them, under the limits of the server.
+#[test]
+fn texts_too_large_for_memory_are_never_made() {
+    let bombs = [
+        "{% set s = 'x' * 1000000000 %}",
+        "{% set n = namespace(s='x' * 1000) %}{% for i in range(20) %}{% set n.s = n.s ~ n.s %}{% endfor %}",
+        "{% set s = ([1] * 100000000) | tojson %}",
+        "{% set a = [1] * 10000 %}{% set b = [a] * 10000 %}{% set s = ([b] * 10000) | string %}",
+        "{% set a = [1] * 10000 %}{% set b = [a] * 10000 %}{% set s %}{{ b }}{% endset %}",
+        "{% set a = [1] * 10000 %}{% set b = [a] * 10000 %}{{ raise_exception(b) }}",
+        "{% set s = range(100000) | list | tojson(indent='x' * 100000) %}",
+        "{% set s = range(100000) | list | tojson(separators=('x' * 100000, ':')) %}",
+        "{% set s = '{:1000000000}'.format(1) %}",
+        "{% set s = '{:99999999999999999999}'.format(1) %}",
+        "{% set s = ('{0}' * 10000).format('x' * 100000) %}",
+        "{% set s = ('{0}' * 10000).format([1] * 100000) %}",
+        "{% set s = '%1000000000d' | format(1) %}",
+        "{% set s = ('x' * 100000).replace('', 'y' * 100000) %}",
+        "{% set s = ('x' * 100000).join(('y' * 100000) | list) %}",
+    ];
+    for bomb in bombs {
+        // Set off by one conversation, so that it is not found when the model is loaded.
+        let source = format!("{{% if not messages %}}{bomb}{{% endif %}}ok");
+        let template = ChatTemplate::new(&source, &tokenizer(), TemplateLimits::default()).unwrap();
+        let error = render_with(&template, json!([]), None, json!({})).map(|r| r.text()).unwrap_err();
+        assert!(matches!(error, TemplateError::Fuel { fuel } if fuel == 2 << 20), "{bomb}: {error:?}");
+        // A large conversation gets more, and as much as there is at most.
+        assert_eq!(render_with(&template, json!(["a"]), None, json!({})).unwrap().text(), "ok");
+    }
+    let limits = TemplateLimits::default();
+    assert_eq!(limits.fuel_for(&[&json!({"ab": ["cdef", 1, null]})]), (2 << 20) + 5 * 64 + 1 + 2);
+    assert_eq!(limits.fuel_for(&[&json!("x".repeat(1 << 25))]), limits.fuel);
+}
+
+/// The largest conversations that the server takes, in messages and in bytes, are far from running out.
+#[test]
+fn large_conversations_have_fuel() {
+    for template in [SLIPSTREAM, THINKING] {
+        let template = ChatTemplate::new(template, &tokenizer(), TemplateLimits::default()).unwrap();
+        let many: Vec<Json> = (0..16_384)
+            .map(|i| json!({"role": ["user", "assistant"][i % 2], "content": "hi", "reasoning_content": ""}))
+            .collect();
+        render_with(&template, many.into(), None, json!({})).unwrap();
+        let long: Vec<Json> =
+            (0..8).map(|i| json!({"role": ["user", "assistant"][i % 2], "content": "word ".repeat(400_000)})).collect();
+        let tools = json!([{"type": "function", "function": {"name": "f", "description": "d".repeat(1_000_000),
+            "parameters": {"type": "object", "properties": {"p": {"enum": vec![1; 100_000]}}}}}]);
+        render_with(&template, long.into(), Some(tools), json!({})).unwrap();
+    }
+}
+
 #[test]
 fn chains_are_compiled_or_refused_at_any_length() {
     for length in [1, 100, 1000, 100_000] {
@@ -282,12 +333,14 @@ fn chains_are_compiled_or_refused_at_any_length() {
 fn printed_values_are_python_s() {
     let source = "{{ true }}|{{ none }}|{{ 1.0 }}|{{ [1, 'a', none] }}|{{ messages[0].f }}|{{ messages[0].d }}|\
         {{ messages[0] | tojson }}|{{ 2 | string }}|{{ true | string }}|{{ missing }}|{{ missing | length }}|\
-        {{ 'abc' is iterable }}|{{ {} is sequence }}|{{ none is iterable }}";
+        {{ 'abc' is iterable }}|{{ {} is sequence }}|{{ none is iterable }}|{{ [1, 'a'] * 2 }}|\
+        {{ '{:>3}{}'.format(1, 'b') }}";
     let messages = json!([{"z": 1, "f": 1e20, "d": {"k": "it's"}, "h": "<b> & 'q' é"}]);
     assert_eq!(
         render(source, messages).unwrap().text(),
         "True|None|1.0|[1, 'a', None]|1e+20|{'k': \"it's\"}|\
-         {\"z\": 1, \"f\": 1e+20, \"d\": {\"k\": \"it's\"}, \"h\": \"<b> & 'q' é\"}|2|True||0|True|True|False"
+         {\"z\": 1, \"f\": 1e+20, \"d\": {\"k\": \"it's\"}, \"h\": \"<b> & 'q' é\"}|2|True||0|True|True|False|[1, 'a', 1, 'a']|\
+         \x20\x201b"
     );
 }
 
