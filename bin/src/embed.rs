@@ -56,7 +56,8 @@ pub fn run_all(handle: &EngineHandle, submissions: Vec<Submission>) -> Result<Ve
     let mut left = order.len();
     while left > 0 {
         match handle.events.recv().map_err(|_| EmbedError::Dead)? {
-            Event::Admitted { .. } => {}
+            // Cancelled are only the members of a batch that was refused.
+            Event::Admitted { .. } | Event::Cancelled { .. } => {}
             Event::Delta { ticket, tokens, text, logprobs } => {
                 if let Some(&i) = index.get(&ticket) {
                     partial[i].0.extend(tokens);

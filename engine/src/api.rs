@@ -175,7 +175,8 @@ pub struct Submission {
 pub enum Command {
     /// Queue a choice.
     Submit(Box<Submission>),
-    /// Forget a choice wherever it is; nothing more is said about it.
+    /// Forget a choice wherever it is. All that is still said about it is [`Event::Cancelled`], unless its last event is
+    /// on the way already.
     Cancel(Ticket),
     /// The front end has no room for more of this choice: the row waits (no draft, no verify) and keeps its pages.
     Pause(Ticket),
@@ -254,7 +255,8 @@ pub struct TokenLogprob {
     pub top: Vec<(TokenId, f32)>,
 }
 
-/// Engine to front end. Events of one ticket are in order; `Finished` and `Refused` are the last.
+/// Engine to front end. Events of one ticket are in order; exactly one of `Finished`, `Cancelled` and `Refused` is the
+/// last.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Event {
     /// Holds a slot now; prefill starts.
@@ -285,6 +287,14 @@ pub enum Event {
         /// Everything that was counted.
         report: Box<Report>,
     },
+    /// Cancelled as asked; it holds nothing any more.
+    Cancelled {
+        /// The sender's name.
+        ticket: Ticket,
+        /// What was counted until then; of the prompt, the tokens that were computed. Deltas that had not been sent are
+        /// in it.
+        report: Box<Report>,
+    },
     /// Never ran.
     Refused {
         /// The sender's name.
@@ -301,6 +311,7 @@ impl Event {
             Self::Admitted { ticket, .. }
             | Self::Delta { ticket, .. }
             | Self::Finished { ticket, .. }
+            | Self::Cancelled { ticket, .. }
             | Self::Refused { ticket, .. } => *ticket,
         }
     }

@@ -152,8 +152,10 @@ fn soak(seed: u64, ticks: u64, limits: &Limits, config: ToyConfig) -> Rig {
         rig.assert_reference(s);
     }
     for ticket in cancelled {
-        let heard = rig.heard.get(&Ticket(ticket));
-        assert!(heard.is_none_or(|h| h.report.is_none()), "{ticket} was cancelled and finished");
+        let heard = rig.of(ticket);
+        assert!(heard.report.is_none(), "{ticket} was cancelled and finished");
+        let report = heard.cancelled.as_ref().unwrap_or_else(|| panic!("nothing was said of cancelled {ticket}"));
+        assert!(report.completion_tokens >= heard.outcome.tokens.len() as u64);
     }
     assert!(cancelled_in.iter().all(|n| *n > 0), "waiting, stalled, running: {cancelled_in:?}");
     rig.assert_empty();

@@ -609,6 +609,8 @@ pub struct Heard {
     pub outcome: Outcome,
     /// The report, at the end.
     pub report: Option<Report>,
+    /// What a cancelled choice had used.
+    pub cancelled: Option<Report>,
     /// The refusal, if it was one.
     pub refused: Option<engine::api::AdmitError>,
     /// Tick of every delta.
@@ -618,7 +620,8 @@ pub struct Heard {
 /// Adds an event to what was heard, and asserts that nothing follows the last one.
 pub fn hear(heard: &mut BTreeMap<Ticket, Heard>, event: Event, tick: u64) {
     let h = heard.entry(event.ticket()).or_default();
-    assert!(h.report.is_none() && h.refused.is_none(), "an event after the last: {event:?}");
+    let ended = h.report.is_some() || h.refused.is_some() || h.cancelled.is_some();
+    assert!(!ended, "an event after the last: {event:?}");
     match event {
         Event::Admitted { request, .. } => assert!(h.request.replace(request).is_none()),
         Event::Delta { tokens, text, logprobs, .. } => {
@@ -630,6 +633,10 @@ pub fn hear(heard: &mut BTreeMap<Ticket, Heard>, event: Event, tick: u64) {
         Event::Finished { finish, report, .. } => {
             h.outcome.finish = Some(finish);
             h.report = Some(*report);
+        }
+        Event::Cancelled { report, .. } => {
+            engine::tables::counters::check(&report);
+            h.cancelled = Some(*report);
         }
         Event::Refused { error, .. } => h.refused = Some(error),
     }

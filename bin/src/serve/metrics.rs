@@ -77,14 +77,13 @@ impl Metrics {
         self.sent_bytes += bytes;
     }
 
-    /// One choice ended without a report.
+    /// One choice ended.
     pub(crate) fn ended(&mut self, end: End) {
         *self.ends.entry(end).or_default() += 1;
     }
 
-    /// One choice ran to its end. `counts_prompt` for the first choice of a prompt.
-    pub(crate) fn finished(&mut self, finish: Finish, report: &Report, counts_prompt: bool) {
-        self.ended(End::of(finish));
+    /// What a choice used, however it ended. `counts_prompt` for the first choice of a prompt.
+    pub(crate) fn used(&mut self, report: &Report, counts_prompt: bool) {
         if counts_prompt {
             self.prompt_computed += report.prompt_tokens - report.cached_tokens;
             self.prompt_cached += report.cached_tokens;

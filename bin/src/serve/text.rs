@@ -67,6 +67,8 @@ impl Drop for WakeOnDrop {
 pub(crate) struct Jobs {
     jobs: HashMap<Exchange, Job>,
     tickets: HashMap<Ticket, (Exchange, usize)>,
+    /// Cancelled choices whose last event has not come, and whether each is the first of its prompt.
+    gone: HashMap<Ticket, bool>,
     next_ticket: u64,
     /// Commands the engine had no room for. Bounded by the jobs: each has a few per choice.
     commands: VecDeque<Command>,
@@ -343,9 +345,11 @@ impl Text {
     fn event(&mut self, event: Event) {
         let ticket = match &event {
             Event::Admitted { ticket, .. } | Event::Delta { ticket, .. } => *ticket,
-            Event::Finished { ticket, .. } | Event::Refused { ticket, .. } => *ticket,
+            Event::Finished { ticket, .. } | Event::Cancelled { ticket, .. } | Event::Refused { ticket, .. } => *ticket,
         };
-        // A ticket that was cancelled meanwhile may still have events on the way.
+        if let Some(&counts_prompt) = self.state.gone.get(&ticket) {
+            return self.last_of_gone(event, counts_prompt);
+        }
         let Some(&(exchange, index)) = self.state.tickets.get(&ticket) else { return };
         let Some(job) = self.state.jobs.get_mut(&exchange) else { return };
         let outcome = match event {
@@ -367,7 +371,8 @@ impl Text {
                 let mut metrics = self.shared.metrics.lock();
                 metrics.open -= 1;
                 metrics.running -= u64::from(job.admitted[index]);
-                metrics.finished(finish, &report, counts_prompt);
+                metrics.ended(End::of(finish));
+                metrics.used(&report, counts_prompt);
                 drop(metrics);
                 // A choice of no tokens ends without having been admitted.
                 self.open_stream(exchange);
@@ -379,6 +384,7 @@ impl Text {
                 let Some(job) = self.state.jobs.get_mut(&exchange) else { return };
                 job.finished(index, finish, report)
             }
+            Event::Cancelled { .. } => unreachable!("what this thread cancelled is in `gone`"),
             Event::Refused { error, .. } => {
                 self.state.tickets.remove(&ticket);
                 let (admitted, error) = (job.admitted[index], job.refused(&error));
@@ -404,6 +410,20 @@ impl Text {
                 self.send(ToFront::Close(exchange));
             }
             Outcome::Fail(error) => self.fail(exchange, &error, End::Error),
+        }
+    }
+
+    /// A cancelled choice may still have events on the way. Nobody reads them; the last says what it has used.
+    fn last_of_gone(&mut self, event: Event, counts_prompt: bool) {
+        match event {
+            Event::Admitted { .. } | Event::Delta { .. } => {}
+            Event::Refused { ticket, .. } => {
+                self.state.gone.remove(&ticket);
+            }
+            Event::Finished { ticket, report, .. } | Event::Cancelled { ticket, report } => {
+                self.state.gone.remove(&ticket);
+                self.shared.metrics.lock().used(&report, counts_prompt);
+            }
         }
     }
 
@@ -446,6 +466,7 @@ impl Text {
         for (index, ticket) in job.tickets.iter().enumerate() {
             // A ticket that is gone from the table has ended, and was counted when it did.
             if self.state.tickets.remove(ticket).is_some() {
+                self.state.gone.insert(*ticket, index % job.per_prompt() == 0);
                 self.uncount(job.admitted[index], end);
                 self.command(Command::Cancel(*ticket));
             }

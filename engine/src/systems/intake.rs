@@ -77,6 +77,7 @@ fn set_paused(requests: &mut Requests, ticket: Ticket, paused: bool) {
 
 fn cancel(ticket: Ticket, waiting: &mut Waiting, requests: &mut Requests, pages: &mut Pages, outbox: &mut Outbox) {
     if waiting.remove(ticket) {
+        outbox.push(Event::Cancelled { ticket, report: Box::default() });
         return;
     }
     // A ticket that is unknown has finished already: its last event is on the way.

@@ -7,7 +7,7 @@ use crate::tables::outbox::Outbox;
 use crate::tables::pages::Pages;
 use crate::tables::requests::{Phase, Requests};
 
-/// Frees rows that are done, and says so for those that finished.
+/// Frees rows that are done, and says so.
 pub fn retire(requests: &mut Requests, pages: &mut Pages, counters: &mut Counters, outbox: &mut Outbox, now_ns: u64) {
     let done: Vec<Slot> = requests.live.iter().copied().filter(|s| requests.phase[s.index()] == Phase::Done).collect();
     for slot in done {
@@ -32,8 +32,14 @@ pub fn retire(requests: &mut Requests, pages: &mut Pages, counters: &mut Counter
                 outbox.push(Event::Finished { ticket, finish, report: Box::new(report) });
             }
             None => {
-                tracing::info!(request = %requests.id(slot), "cancelled");
+                report.prompt_tokens = u64::from(match requests.completion_len(slot) {
+                    0 => requests.kv_len[s].min(requests.prompt_len[s]),
+                    _ => requests.prompt_len[s],
+                });
+                report.total_ns = now_ns - requests.arrived_ns[s];
+                tracing::info!(request = %requests.id(slot), tokens = report.completion_tokens, "cancelled");
                 outbox.forget(slot, ticket);
+                outbox.push(Event::Cancelled { ticket, report: Box::new(report) });
             }
         }
         requests.give_back(slot);

@@ -2,7 +2,8 @@
 //! order (written by intake, admit, retire, emit; drained by emit).
 //!
 //! Bound: a row whose event waits here is stalled and commits nothing more, and admissions and refusals wait while
-//! the queue is longer than its room; so it holds at most `room` + 3 events per slot.
+//! the queue is longer than its room, and cancellations with the commands; what a row had to say is forgotten before
+//! its cancellation is said. So it holds at most `room` + 3 events per slot.
 
 use std::collections::VecDeque;
 

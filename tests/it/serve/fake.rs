@@ -101,6 +101,15 @@ type Chooser = Box<dyn Fn(&Submission) -> Script + Send>;
 
 struct Running {
     paused: bool,
+    prompt: u64,
+    said: u64,
+}
+
+fn cancelled(ticket: Ticket, prompt_tokens: u64, completion_tokens: u64) -> Event {
+    let first = completion_tokens.min(1);
+    let bonus = completion_tokens - first;
+    let report = Report { prompt_tokens, completion_tokens, first, bonus, ..Report::default() };
+    Event::Cancelled { ticket, report: Box::new(report) }
 }
 
 /// The engine's thread.
@@ -136,7 +145,8 @@ fn engine(commands: &Receiver<Command>, events: &Sender<Event>, log: &Mutex<Vec<
                     }
                     Script::Endless => {
                         events.send(Event::Admitted { ticket, request }).unwrap();
-                        endless.insert(ticket, Running { paused: false });
+                        let prompt = submission.prompt.len() as u64;
+                        endless.insert(ticket, Running { paused: false, prompt, said: 0 });
                     }
                     Script::Say(texts, finish) => {
                         events.send(Event::Admitted { ticket, request }).unwrap();
@@ -145,8 +155,13 @@ fn engine(commands: &Receiver<Command>, events: &Sender<Event>, log: &Mutex<Vec<
                 }
             }
             Some(Command::Cancel(ticket)) => {
-                endless.remove(&ticket);
+                let was = endless.remove(&ticket).map(|r| (r.prompt, r.said));
+                let held_before = held.len();
                 held.retain(|t| *t != ticket);
+                if let Some((prompt, said)) = was.or((held.len() < held_before).then_some((0, 0))) {
+                    // The server may be gone by now.
+                    let _ = events.send(cancelled(ticket, prompt, said));
+                }
             }
             Some(Command::Pause(ticket)) => {
                 endless.entry(ticket).and_modify(|r| r.paused = true);
@@ -158,8 +173,9 @@ fn engine(commands: &Receiver<Command>, events: &Sender<Event>, log: &Mutex<Vec<
             Some(Command::Stop) => return,
             None => {}
         }
-        for (ticket, _) in endless.iter().filter(|(_, r)| !r.paused) {
+        for (ticket, running) in endless.iter_mut().filter(|(_, r)| !r.paused) {
             let text = "x".repeat(2048);
+            running.said += text.len() as u64;
             let delta = Event::Delta { ticket: *ticket, tokens: ids(&text), text, logprobs: Vec::new() };
             events.send(delta).unwrap();
         }

@@ -56,6 +56,40 @@ fn who_leaves_is_cancelled_in_every_phase() {
 }
 
 #[test]
+fn what_a_cancelled_request_has_used_is_counted() {
+    let fake = Fake::start(by_prompt(Script::Endless));
+    let mut client = Client::connect(fake.address());
+    let mut body = chat("hang");
+    (body["stream"], body["n"]) = (true.into(), 2.into());
+    client.send(post("/v1/chat/completions", &body.to_string()));
+    client.head();
+    for _ in 0..10 {
+        client.chunk().unwrap();
+    }
+    drop(client);
+    let counter = |metrics: &str, name: &str| -> u64 {
+        let line = metrics.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_else(|| panic!("{name}"));
+        line.trim().parse().unwrap()
+    };
+    let deadline = Instant::now() + DEADLINE;
+    loop {
+        let mut client = Client::connect(fake.address());
+        client.send(get("/metrics"));
+        let metrics = client.answer().text();
+        let first = counter(&metrics, "engine_generation_tokens_total{source=\"first\"}");
+        if first == 2 {
+            // Each has said at least one piece of 2048 tokens, and the prompt they share counts once.
+            let bonus = counter(&metrics, "engine_generation_tokens_total{source=\"bonus\"}");
+            assert!(bonus > 2 * 2000 && (bonus + first) % 2048 == 0, "{metrics}");
+            assert_eq!(counter(&metrics, "engine_prompt_tokens_total{source=\"computed\"}"), 22, "{metrics}");
+            assert_eq!(counter(&metrics, "engine_requests_finished_total{reason=\"cancelled\"}"), 2, "{metrics}");
+            return;
+        }
+        assert!(Instant::now() < deadline, "{metrics}");
+    }
+}
+
+#[test]
 fn a_half_close_cancels_too_and_takes_every_choice_along() {
     let fake = Fake::start(by_prompt(Script::Endless));
     let mut client = Client::connect(fake.address());

@@ -260,16 +260,23 @@ fn a_cancelled_request_is_gone_within_a_tick() {
         for _ in 0..ticks {
             rig.tick();
         }
-        let heard = rig.heard.get(&Ticket(0)).map(|h| h.outcome.clone());
+        let heard = rig.heard.get(&Ticket(0)).map(|h| h.outcome.clone()).unwrap_or_default();
+        let computed = rig.slot(0).map_or(0, |s| rig.world.ledger.requests.kv_len[s.index()].min(60));
         rig.send(Command::Cancel(Ticket(if ticks % 7 == 3 { 1 } else { 0 })));
         rig.tick();
         if ticks % 7 == 3 {
             // Cancelled while it waits; the one that runs goes on.
             rig.settle();
-            assert!(!rig.heard.contains_key(&Ticket(1)) || rig.of(0).report.is_some());
+            assert!(rig.of(1).cancelled.is_some() || rig.of(0).report.is_some());
             rig.assert_reference(&gone);
         } else {
-            assert_eq!(rig.heard.get(&Ticket(0)).map(|h| h.outcome.clone()), heard, "nothing more is said");
+            assert_eq!(rig.of(0).outcome, heard, "no more of its text is said");
+            if heard.finish.is_none() {
+                let report = rig.of(0).cancelled.as_ref().expect("it was cancelled");
+                assert_eq!(report.completion_tokens, heard.tokens.len() as u64);
+                let prompt = if heard.tokens.is_empty() { computed.into() } else { 60 };
+                assert_eq!(report.prompt_tokens, prompt, "after {ticks} ticks");
+            }
             assert!(rig.slot(0).is_none());
             let l = &rig.world.ledger;
             let next_holds = rig.slot(1).map_or(0, |s| l.pages.blocks(s));
