@@ -41,7 +41,7 @@ pub enum StrategyFlag {
 /// Spellings of the window policy.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 pub enum PolicyFlag {
-    /// `--window-initial` drafts every step.
+    /// `--window-initial` drafts every step, as far as proposers and room allow.
     Fixed,
     /// From measured cost and acceptance.
     Adaptive,
@@ -91,7 +91,7 @@ pub struct LowArgs {
     /// Drafts of a fixed window, first width of an adaptive one [default: 16, within min and max]
     #[arg(long, value_name = "N", value_parser = within(0, WINDOW_MAX))]
     pub window_initial: Option<usize>,
-    /// Least drafts while speculation is on [default: 1, at most max]
+    /// Least width of an adaptive window while speculation is on [default: 1, at most max]
     #[arg(long, value_name = "N", value_parser = within(0, WINDOW_MAX))]
     pub window_min: Option<usize>,
     /// Most drafts; no request gets more.
@@ -100,7 +100,7 @@ pub struct LowArgs {
     /// Tokens one request may hold; 0 = as many as the model was made for [default: the model's, at most 8192]
     #[arg(long, short = 'c', value_name = "N")]
     pub ctx_size: Option<usize>,
-    /// Requests that run at once [also: -np]
+    /// Choices that run at once; a request has one, or n of them [also: -np]
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = within(1, STEP_ROWS_MAX - 1))]
     pub parallel: usize,
     /// Workers, the first included [default: physical cores]
@@ -127,7 +127,7 @@ pub struct LowArgs {
     /// Copy weights into the kernels' own layout.
     #[arg(long, value_enum, default_value = "auto")]
     pub repack: RepackFlag,
-    /// Print every limit of the server and end.
+    /// Print the limits that connections and requests meet with these flags and this model, and end.
     #[arg(long)]
     pub limits: bool,
     /// Address to listen on.
@@ -139,7 +139,7 @@ pub struct LowArgs {
     /// Seconds a request may wait for a slot before it is answered with 503.
     #[arg(long, value_name = "SECONDS", default_value_t = QUEUE_SECONDS_DEFAULT, value_parser = within(1, QUEUE_SECONDS_MAX))]
     pub queue_timeout: usize,
-    /// A key that clients must send; may be repeated.
+    /// A key that lets clients in, all but to /health, /livez, /version and /metrics; may be repeated, and any one does.
     #[arg(long, value_name = "KEY", env = "ENGINE_API_KEY", hide_env_values = true)]
     pub api_key: Vec<String>,
     /// A file of such keys, one per line; read again on SIGHUP.

@@ -48,7 +48,7 @@ fn run(args: &ServeArgs) -> Result<u8, Box<dyn std::error::Error>> {
     let files = start::open(args)?;
     let context = args.context(start::context_train(&files)?);
     if args.low.limits {
-        print!("{}", limits_table(context));
+        print!("{}", limits_table(&args.limits(context), &args.bounds()));
         return Ok(0);
     }
     let config = Config {

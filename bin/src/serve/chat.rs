@@ -195,8 +195,9 @@ fn read_tool_choice(body: &Fields<'_, '_>, tools: bool) -> Result<(), ApiError> 
 fn read_kwargs(body: &Fields<'_, '_>, caps: &Caps) -> Result<Map<String, Value>, ApiError> {
     const RESERVED: [&str; 5] = ["messages", "tools", "add_generation_prompt", "bos_token", "eos_token"];
     let mut kwargs = body.object("chat_template_kwargs")?.cloned().unwrap_or_default();
-    if kwargs.len() > 64 {
-        return Err(ApiError::invalid_value("chat_template_kwargs", "more than 64 keys"));
+    if kwargs.len() > limits::TEMPLATE_KWARGS {
+        let message = format!("more than {} keys", limits::TEMPLATE_KWARGS);
+        return Err(ApiError::invalid_value("chat_template_kwargs", message));
     }
     if let Some(name) = RESERVED.into_iter().find(|name| kwargs.contains_key(*name)) {
         return Err(ApiError::invalid_value(&format!("chat_template_kwargs.{name}"), "this name is reserved"));

@@ -1,6 +1,11 @@
-//! Every limit of the front, one constant each. `--limits` prints this table.
+//! Every limit of the front, one constant each. `--limits` prints them.
 
 use std::time::Duration;
+
+use engine::limits::Limits;
+use engine_io::text::TemplateLimits;
+
+use crate::serve::Bounds;
 
 /// Request line.
 pub(crate) const URI_BYTES: usize = 8192;
@@ -50,8 +55,8 @@ pub(crate) const STALL_TIME: Duration = Duration::from_secs(120);
 pub(crate) const STREAM_HEADERS_TIME: Duration = Duration::from_secs(2);
 /// Running requests may finish for this long after a signal.
 pub(crate) const SHUTDOWN_TIME: Duration = Duration::from_secs(30);
-/// Nesting of a JSON body.
-pub(crate) const JSON_DEPTH: usize = 128;
+/// Nesting of a JSON body, itself included: what serde_json lets pass.
+pub(crate) const JSON_DEPTH: usize = 127;
 /// Values of a JSON body.
 pub(crate) const JSON_VALUES: usize = 4_000_000;
 /// Messages of a request.
@@ -73,42 +78,105 @@ pub(crate) const STOP_TOKENS: usize = 64;
 /// Entries of `logit_bias`.
 pub(crate) const LOGIT_BIAS: usize = 1024;
 
+/// Keys of `chat_template_kwargs`.
+pub(crate) const TEMPLATE_KWARGS: usize = 64;
+/// Alternatives to a token with its log-probability.
+pub(crate) const TOP_LOGPROBS: usize = 20;
+
 /// Body limit for a context of `tokens`.
 pub(crate) fn body_bytes(tokens: usize) -> usize {
     BODY_BYTES_MIN.max(BODY_BYTES_PER_TOKEN * tokens)
 }
 
 /// The table that `--limits` prints.
-pub(crate) fn table(context: usize) -> String {
+pub(crate) fn table(engine: &Limits, bounds: &Bounds) -> String {
     let seconds = |d: Duration| format!("{} s", d.as_secs_f32());
-    let rows: [(&str, String); 27] = [
+    let template = TemplateLimits::default();
+    let rows = [
+        ("connections", format!("{} + {CONNECTIONS_RESERVED} for /livez and /metrics", bounds.connections)),
+        ("told that they are too many", format!("{CONNECTIONS_TURNED_AWAY} at once")),
+        ("requests per connection", REQUESTS_PER_CONNECTION.to_string()),
+        ("idle keep-alive", seconds(bounds.keep_alive_time)),
         ("request line", format!("{URI_BYTES} B")),
         ("header block", format!("{HEAD_BYTES} B")),
         ("headers", HEADERS.to_string()),
-        ("body", format!("{} B", body_bytes(context))),
+        ("header read", seconds(bounds.head_time)),
+        ("body", format!("{} B", body_bytes(engine.context))),
         ("bodies of all connections", format!("{BODIES_BYTES} B")),
         ("chunk extensions, trailers", format!("{CHUNK_EXTRA_BYTES} B each")),
-        ("header read", seconds(HEAD_TIME)),
-        ("body idle", seconds(BODY_IDLE_TIME)),
+        ("body idle", seconds(bounds.body_idle_time)),
         ("body total", seconds(BODY_TIME)),
-        ("idle keep-alive", seconds(KEEP_ALIVE_TIME)),
-        ("requests per connection", REQUESTS_PER_CONNECTION.to_string()),
-        ("connections", format!("{CONNECTIONS} + {CONNECTIONS_RESERVED} for /livez and /metrics")),
         ("pipelined bytes held", format!("{PIPELINE_BYTES} B")),
-        ("drain after an early answer", format!("{DRAIN_BYTES} B, {}", seconds(DRAIN_TIME))),
-        ("output buffer per connection", format!("{STREAM_BUFFER_BYTES} B")),
-        ("stalled reader", seconds(STALL_TIME)),
+        ("drain after an early answer", format!("{DRAIN_BYTES} B, {}", seconds(bounds.drain_time))),
+        ("reading a last answer", seconds(LINGER_TIME)),
+        ("output buffer per connection", format!("{} B", bounds.stream_buffer)),
+        ("stalled reader", seconds(bounds.stall_time)),
         ("stream headers after", seconds(STREAM_HEADERS_TIME)),
-        ("shutdown", seconds(SHUTDOWN_TIME)),
+        ("shutdown", seconds(bounds.shutdown_time)),
         ("JSON depth", JSON_DEPTH.to_string()),
         ("JSON values", JSON_VALUES.to_string()),
         ("messages", MESSAGES.to_string()),
         ("tools", TOOLS.to_string()),
+        ("template variables", TEMPLATE_KWARGS.to_string()),
+        ("template", format!("{} steps, {} B", template.fuel, template.output_bytes)),
         ("prompts", PROMPTS.to_string()),
-        ("choices per prompt", CHOICES.to_string()),
+        ("choices per prompt", CHOICES.min(engine.slots).to_string()),
+        ("choices of a request", CHOICES_WAITING.min(engine.waiting).to_string()),
         ("stop strings", format!("{STOP_STRINGS} of {STOP_BYTES} B, {STOP_TOKENS} ids")),
         ("logit_bias entries", LOGIT_BIAS.to_string()),
-        ("prompt", format!("{} tokens", context - 1)),
+        ("alternatives of a log-probability", TOP_LOGPROBS.to_string()),
+        ("prompt", format!("{} tokens", engine.context - 1)),
+        ("prompt and answer", format!("{} tokens", engine.context)),
+        ("choices that run", engine.slots.to_string()),
+        ("choices that wait", engine.waiting.to_string()),
+        ("time in the queue", seconds(bounds.queue_time)),
+        ("prompt tokens in one pass", engine.prefill_chunk.to_string()),
+        ("drafts of a window", engine.window_max.to_string()),
     ];
-    rows.iter().map(|(name, value)| format!("{name:<30}{value}\n")).collect()
+    rows.iter().map(|(name, value)| format!("{name:<35}{value}\n")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A limit that is not in the table is a limit nobody can look up.
+    #[test]
+    fn the_table_has_every_limit() {
+        let source = include_str!("limits.rs");
+        let table = &source[source.find("fn table(").unwrap()..source.find("mod tests").unwrap()];
+        let bounds = include_str!("mod.rs");
+        let defaults = &bounds[bounds.find("impl Default for Bounds").unwrap()..];
+        let names = |text: &'static str, start: &'static str| {
+            text.lines().filter_map(move |line| line.trim().strip_prefix(start)?.split(':').next())
+        };
+        // Those of a body are printed as what they come to.
+        for name in names(source, "pub(crate) const ").filter(|name| !name.starts_with("BODY_BYTES")) {
+            let bound = defaults.lines().find_map(|line| line.trim().split_once(&format!(": limits::{name},")));
+            let printed = bound.map_or_else(|| name.to_owned(), |(field, _)| format!("bounds.{field}"));
+            assert!(table.contains(&printed), "--limits does not print {printed}");
+        }
+        let fields = bounds[bounds.find("pub struct Bounds").unwrap()..].split('}').next().unwrap();
+        for name in names(fields, "pub ").filter(|name| !name.starts_with("struct")) {
+            assert!(table.contains(&format!("bounds.{name}")), "--limits does not print {name}");
+        }
+    }
+
+    #[test]
+    fn the_table_is_of_what_was_asked_for() {
+        let engine = Limits { window_max: 5, prefill_chunk: 77, ..Limits::new(3, 4_000_000) };
+        let text = table(&engine, &Bounds { queue_time: Duration::from_secs(9), ..Bounds::default() });
+        let row = |name: &str, value: &str| {
+            let line =
+                text.lines().find(|line| line.starts_with(&format!("{name}  "))).unwrap_or_else(|| panic!("{name}"));
+            assert_eq!(line[name.len()..].trim(), value);
+        };
+        row("body", "64000000 B");
+        row("choices per prompt", "3");
+        row("time in the queue", "9 s");
+        row("prompt", "3999999 tokens");
+        row("prompt tokens in one pass", "77");
+        row("drafts of a window", "5");
+        assert!(text.lines().all(|line| line.as_bytes()[34] == b' ' && line.as_bytes()[35] != b' '), "{text}");
+    }
 }

@@ -48,6 +48,7 @@ use std::time::Duration;
 
 use crossbeam::channel::{self, Receiver, Sender};
 use engine::api::{Command, Event};
+use engine::limits::Limits;
 use mio::net::TcpListener;
 use mio::{Poll, Waker};
 
@@ -317,7 +318,7 @@ impl Server {
     }
 }
 
-/// The table of `--limits`, for a context of `n_ctx` tokens.
-pub fn limits_table(n_ctx: usize) -> String {
-    limits::table(n_ctx)
+/// The table of `--limits`.
+pub fn limits_table(engine: &Limits, bounds: &Bounds) -> String {
+    limits::table(engine, bounds)
 }

@@ -243,7 +243,7 @@ impl Text {
         let fields = Fields::body(body);
         let ignored = schema::screen(body, schema::CHAT)?;
         let params = self.read_params(&fields, chat::MAX_NAMES)?;
-        let top = fields.integer("top_logprobs", 0..=20)?;
+        let top = fields.integer("top_logprobs", 0..=limits::TOP_LOGPROBS as i64)?;
         let logprobs = match (fields.boolean("logprobs")?.unwrap_or(false), top) {
             (true, top) => Some(top.unwrap_or(0) as u32),
             (false, None) => None,
@@ -264,7 +264,7 @@ impl Text {
         if fields.integer("best_of", 1..=limits::CHOICES as i64)?.is_some_and(|b| b != params.n as i64) {
             return Err(ApiError::unsupported_parameter("best_of"));
         }
-        let logprobs = fields.integer("logprobs", 0..=20)?.map(|n| n as u32);
+        let logprobs = fields.integer("logprobs", 0..=limits::TOP_LOGPROBS as i64)?.map(|n| n as u32);
         let echo = fields.boolean("echo")?.unwrap_or(false);
         if echo && logprobs.is_some() {
             let message = "log-probabilities of the prompt are not supported; leave echo or logprobs out";

@@ -185,6 +185,11 @@ fn exit_codes() {
     assert_eq!(run(&["--help"]).0, Some(0));
     let (code, out, _) = run(&["--limits"]);
     assert!(code == Some(0) && out.contains("header block") && out.contains("4095 tokens"), "{out}");
+    // The table is of what the flags ask for.
+    let (code, out, _) = run(&["--limits", "--parallel", "3", "--queue-timeout", "77", "--ctx-size", "100"]);
+    let has = |name: &str, value: &str| out.lines().any(|l| l.starts_with(name) && l.ends_with(&format!("  {value}")));
+    assert!(code == Some(0) && has("choices that run", "3") && has("time in the queue", "77 s"), "{out}");
+    assert!(has("prompt", "99 tokens") && has("choices per prompt", "3"), "{out}");
     for usage in [&["--nonsense"][..], &["--window-min", "9", "--window-max", "8"], &["--spec-strategy", "fast"]] {
         assert_eq!(run(usage).0, Some(2), "{usage:?}");
     }
