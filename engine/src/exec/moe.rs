@@ -5,7 +5,7 @@ use std::sync::Arc;
 use engine_kernels::ops::moe::{ExpertScratch, Experts, Route, experts, route};
 
 use crate::model::Model;
-use crate::model::program::{ExpertsOp, Program};
+use crate::model::program::{BufferId, ExpertsOp, Program};
 
 use super::machine::Machine;
 
@@ -47,7 +47,7 @@ fn used(program: &Program) -> usize {
 
 /// Widths of the rows that the experts read and write.
 fn dims(program: &Program, op: &ExpertsOp) -> (usize, usize) {
-    let width = |buffer: crate::model::program::BufferId| program.buffers[buffer.index()].width;
+    let width = |buffer: BufferId| program.buffers[buffer.index()].width;
     (width(op.src), width(op.dst))
 }
 

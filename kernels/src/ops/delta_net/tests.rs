@@ -331,3 +331,54 @@ fn saving_with_logged_rows_is_refused() {
     bench.one(&inputs, 0, 1);
     bench.saved(0);
 }
+
+/// Value heads in the order of the checkpoint (those of one key head are neighbours) and in the order that the converter
+/// gives them (head j of key head g at `j * key_heads + g`) are the same heads, bit for bit. A ratio of 1 keeps the order;
+/// 2 cannot tell an order from its inverse.
+#[test]
+fn the_tiled_order_is_the_converted_grouped_one() {
+    let rows = 9;
+    for (key_heads, ratio) in [(2, 1), (2, 2), (2, 3), (3, 3), (2, 4), (4, 2), (3, 4)] {
+        let grouped = DeltaDims { key_heads, value_heads: key_heads * ratio, head_map: HeadMap::Grouped, ..DIMS };
+        let tiled = DeltaDims { head_map: HeadMap::Tiled, ..grouped };
+        let heads = grouped.value_heads;
+        // Moves items of `width` numbers, one a value head, behind `before` numbers that stay; line by line.
+        let convert = |x: &[f32], before: usize, width: usize| -> Vec<f32> {
+            let mut out = x.to_vec();
+            let lines = x.chunks_exact(before + heads * width).zip(out.chunks_exact_mut(before + heads * width));
+            for (src, dst) in lines {
+                for (h, head) in src[before..].chunks_exact(width).enumerate() {
+                    let (g, j) = (h / ratio, h % ratio);
+                    dst[before + (j * key_heads + g) * width..][..width].copy_from_slice(head);
+                }
+            }
+            out
+        };
+        let mut noise = Noise::new(45);
+        let conv = noise.vec(grouped.channels() * grouped.conv_taps);
+        let a: Vec<f32> = (0..heads).map(|_| -0.05 - noise.signed().abs()).collect();
+        let (dt, norm) = (noise.vec(heads), noise.vec(grouped.value_dim));
+        let inputs = Inputs::noise(&mut noise, &grouped, rows);
+        let keys = 2 * grouped.key_width();
+        let taps = grouped.conv_taps;
+        let run = |dims: DeltaDims, weights: DeltaWeights, inputs: &Inputs| {
+            let mut bench = Bench { weights, ..Bench::new(dims, 1, Isa::best(), 1, 0) };
+            bench.one(inputs, 0, rows)
+        };
+        let expected = run(grouped, DeltaWeights::new(&grouped, &conv, &a, &dt, &norm), &inputs);
+        let conv = convert(&conv, keys * taps, grouped.value_dim * taps);
+        let weights = DeltaWeights::new(&tiled, &conv, &convert(&a, 0, 1), &convert(&dt, 0, 1), &norm);
+        let converted = Inputs {
+            qkv: convert(&inputs.qkv, keys, grouped.value_dim),
+            z: convert(&inputs.z, 0, grouped.value_dim),
+            alpha: convert(&inputs.alpha, 0, 1),
+            beta: convert(&inputs.beta, 0, 1),
+        };
+        let got = run(tiled, weights, &converted);
+        assert_eq!(bits(&got), bits(&convert(&expected, 0, grouped.value_dim)), "{heads} heads on {key_heads}");
+        if ratio > 1 {
+            let weights = DeltaWeights::new(&grouped, &conv, &convert(&a, 0, 1), &convert(&dt, 0, 1), &norm);
+            assert_ne!(bits(&run(grouped, weights, &converted)), bits(&got), "the orders differ");
+        }
+    }
+}
