@@ -29,8 +29,8 @@ fn main() {
         let mut scratch = DeltaScratch::default();
         for slot in 0..SLOTS {
             // Memory never written reads as one shared zero page.
-            let touched = vec![0.1; dims.saved_len()];
-            layer.restore(slot, &touched);
+            let touched = vec![0.1; layer.history.saved_len()];
+            layer.history.restore(slot, &touched);
         }
         let mut single = None;
         for rows in [1, 2, 4, 8, 16, 33] {
@@ -44,7 +44,7 @@ fn main() {
                 shortest(
                     6 * SLOTS,
                     &mut [&mut || {
-                        let log_len = log_len.min(layer.logged(slot));
+                        let log_len = log_len.min(layer.history.logged(slot));
                         let segment = StateSegment { slot, rows: 0..rows, log_len, committed };
                         delta_net(&pool, isa, &weights, &mut layer, &[segment], inputs, &mut scratch, &mut dst);
                         slot = (slot + 1) % SLOTS;

@@ -3,6 +3,8 @@
 //! `ref-torch-f32` and `ref-dequant-Q` were computed with float activations: [`Activation::Exact`] must meet them
 //! tightly. `ref-llamacpp-Q` quantised its activations as [`Activation::Integer`] does; only choices are compared.
 
+mod edit;
+mod experts;
 mod invariance;
 mod refusals;
 mod slots;
@@ -232,12 +234,19 @@ fn qwen35_in_k_quants_meets_its_references() {
 }
 
 #[test]
+fn qwen35moe_meets_its_references() {
+    meets_all("qwen35moe-tiny", &["F32"]);
+    meets_all("qwen35moe-tiny", QWEN35);
+}
+
+#[test]
 fn quantised_activations_choose_as_the_peer_does() {
     agrees_all("llama-tiny", LLAMA, 0.90);
     agrees_all("llama-tiny-k", LLAMA_K, 0.90);
     agrees_all("qwen35-tiny", QWEN35, 0.93);
     agrees_all("qwen35-tiny-untied", &["Q8_0"], 0.90);
     agrees_all("qwen35-tiny-k", QWEN35_K, 0.93);
+    agrees_all("qwen35moe-tiny", QWEN35, 0.93);
 }
 
 /// The trunk in three shards with the block in a sidecar is the merged file, bit for bit.
@@ -284,13 +293,16 @@ fn drafts_carry_their_probability() {
 /// Copying the weights into the kernels' layout, or not mapping the file, changes no bit.
 #[test]
 fn layouts_and_ways_to_read_agree() {
-    let Some(reference) = Reference::open("qwen35-tiny/ref-dequant-Q4_0.safetensors") else { return };
-    let path = "qwen35-tiny/qwen35-tiny-Q4_0.gguf";
-    let with = |repack| load_with(path, None, LoadOptions { repack, strict: true });
-    let (Some(on), Some(off)) = (with(Repack::On), with(Repack::Off)) else { return };
-    let read = ModelFile::open(fixture(path).unwrap(), OpenOptions { mmap: false, ..OpenOptions::default() }).unwrap();
-    let read = Arc::new(Model::load(&read, None, LoadOptions::default()).unwrap());
-    let expected = evaluate(&on, &reference, 16, integer());
-    assert_eq!(evaluate(&off, &reference, 16, integer()), expected);
-    assert_eq!(evaluate(&read, &reference, 16, integer()), expected);
+    for (model, quant) in [("qwen35-tiny", "Q4_0"), ("qwen35moe-tiny", "Q8_0")] {
+        let path = &format!("{model}/{model}-{quant}.gguf");
+        let Some(reference) = Reference::open(&format!("{model}/ref-dequant-{quant}.safetensors")) else { return };
+        let with = |repack| load_with(path, None, LoadOptions { repack, strict: true });
+        let (Some(on), Some(off)) = (with(Repack::On), with(Repack::Off)) else { return };
+        let options = OpenOptions { mmap: false, ..OpenOptions::default() };
+        let read = ModelFile::open(fixture(path).unwrap(), options).unwrap();
+        let read = Arc::new(Model::load(&read, None, LoadOptions::default()).unwrap());
+        let expected = evaluate(&on, &reference, 16, integer());
+        assert_eq!(evaluate(&off, &reference, 16, integer()), expected, "{path}");
+        assert_eq!(evaluate(&read, &reference, 16, integer()), expected, "{path}");
+    }
 }

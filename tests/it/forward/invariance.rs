@@ -18,6 +18,8 @@ const MODELS: &[&str] = &[
     "qwen35-tiny/qwen35-tiny-Q4_0.gguf",
     "qwen35-tiny-untied/qwen35-tiny-untied-Q8_0.gguf",
     "qwen35-tiny-k/qwen35-tiny-k-Q4_K_M.gguf",
+    "qwen35moe-tiny/qwen35moe-tiny-Q8_0.gguf",
+    "qwen35moe-tiny/qwen35moe-tiny-F32.gguf",
 ];
 
 /// Ids without a pattern.

@@ -4,114 +4,16 @@
 use engine::model::load::LoadOptions;
 use engine::model::program::{BufferId, Op};
 use engine::model::{Model, ModelError, MtpStatus};
-use engine_io::gguf::write::Layout;
-use engine_io::gguf::{Array, Meta, Value};
+use engine_io::gguf::{Array, Value};
 use engine_io::{Error, ModelFile, TensorType};
 use engine_tests::fixtures::fixture;
 
+use super::edit::{Edit, Tensor, edit, refused, trunk_only};
 use super::{exact, load, open, single};
 use engine_bin::bench::single::Want;
 
 const LLAMA: &str = "llama-tiny/llama-tiny-F32.gguf";
 const QWEN: &str = "qwen35-tiny/qwen35-tiny-F32.gguf";
-
-/// A tensor of an edited file.
-#[derive(Clone)]
-pub(super) struct Tensor {
-    pub name: String,
-    pub dims: Vec<u64>,
-    pub kind: TensorType,
-    pub data: Vec<u8>,
-}
-
-/// A model with its parts in hand.
-#[derive(Clone)]
-pub(super) struct Edit {
-    meta: Meta,
-    pub tensors: Vec<Tensor>,
-}
-
-impl Edit {
-    pub fn of(path: &str) -> Option<Self> {
-        let file = open(&fixture(path)?);
-        let tensor = |t: &engine_io::gguf::TensorInfo| Tensor {
-            name: t.name.clone(),
-            dims: t.dims().to_vec(),
-            kind: t.ty,
-            data: file.data(t).as_ref().to_vec(),
-        };
-        Some(Self { meta: file.meta().clone(), tensors: file.tensors().iter().map(tensor).collect() })
-    }
-
-    fn set(mut self, key: &str, value: Value) -> Self {
-        self.meta.set(key, value);
-        self
-    }
-
-    fn unset(mut self, key: &str) -> Self {
-        self.meta.remove(key);
-        self
-    }
-
-    fn drop(mut self, gone: impl Fn(&str) -> bool) -> Self {
-        let before = self.tensors.len();
-        self.tensors.retain(|t| !gone(&t.name));
-        assert!(self.tensors.len() < before, "the edit removes something");
-        self
-    }
-
-    fn add(mut self, name: &str, dims: &[u64], values: &[f32]) -> Self {
-        let data = values.iter().flat_map(|v| v.to_le_bytes()).collect();
-        self.tensors.push(Tensor { name: name.to_owned(), dims: dims.to_vec(), kind: TensorType::F32, data });
-        self
-    }
-
-    pub fn tensor(&mut self, name: &str) -> &mut Tensor {
-        self.tensors.iter_mut().find(|t| t.name == name).unwrap()
-    }
-
-    pub fn file(&self) -> ModelFile {
-        let mut layout = Layout::new(self.meta.clone()).unwrap();
-        for t in &self.tensors {
-            layout.tensor(&t.name, &t.dims, t.kind).unwrap();
-        }
-        let data: Vec<&[u8]> = self.tensors.iter().map(|t| t.data.as_slice()).collect();
-        ModelFile::from_static(layout.to_bytes(&data).unwrap().leak(), "edited.gguf").unwrap()
-    }
-
-    fn load(&self) -> Result<Model, ModelError> {
-        Model::load(&self.file(), None, LoadOptions::default())
-    }
-}
-
-/// The edit is refused with a message that has all of `parts`.
-pub(super) fn refused(edit: &Edit, parts: &[&str]) -> ModelError {
-    let error = edit.load().err().unwrap_or_else(|| panic!("accepted, expected {parts:?}"));
-    let text = error.to_string();
-    for part in parts.iter().chain(&["edited.gguf"]) {
-        assert!(text.contains(part), "`{text}` does not say `{part}`");
-    }
-    error
-}
-
-/// The edit loads without drafting, and says why.
-fn trunk_only(edit: &Edit, parts: &[&str]) {
-    let model = edit.load().unwrap_or_else(|error| panic!("{error}"));
-    assert!(model.program.mtp.is_none());
-    let MtpStatus::Unavailable(reason) = &model.mtp else { panic!("{:?}", model.mtp) };
-    for part in parts.iter().chain(&["sidecar", "edited.gguf"]) {
-        assert!(reason.contains(part), "`{reason}` does not say `{part}`");
-    }
-}
-
-macro_rules! edit {
-    ($path:expr) => {
-        match Edit::of($path) {
-            Some(edit) => edit,
-            None => return,
-        }
-    };
-}
 
 #[test]
 fn an_edit_that_changes_nothing_is_the_model() {

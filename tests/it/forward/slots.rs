@@ -12,7 +12,11 @@ use engine_bin::bench::single::{Single, Want};
 use super::invariance::ids;
 use super::{integer, load};
 
-const MODELS: &[&str] = &["llama-tiny/llama-tiny-Q4_1.gguf", "qwen35-tiny/qwen35-tiny-Q8_0.gguf"];
+const MODELS: &[&str] = &[
+    "llama-tiny/llama-tiny-Q4_1.gguf",
+    "qwen35-tiny/qwen35-tiny-Q8_0.gguf",
+    "qwen35moe-tiny/qwen35moe-tiny-Q8_0.gguf",
+];
 
 /// Two slots with six pages each.
 fn pair(model: &Arc<Model>) -> CpuExecutor {

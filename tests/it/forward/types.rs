@@ -15,7 +15,7 @@ use engine_io::TensorType;
 use engine_kernels::Quant;
 use engine_tests::fixtures::Reference;
 
-use super::refusals::{Edit, Tensor, refused};
+use super::edit::{Edit, Tensor, refused};
 use super::{exact, integer, single};
 
 /// One layer, 256 wide: whole blocks of every type.

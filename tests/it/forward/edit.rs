@@ -1,0 +1,125 @@
+//! Model files with one thing changed.
+
+use engine::model::load::LoadOptions;
+use engine::model::{Model, ModelError, MtpStatus};
+use engine_io::gguf::write::Layout;
+use engine_io::gguf::{Meta, Value};
+use engine_io::{ModelFile, TensorType};
+use engine_tests::fixtures::fixture;
+
+use super::open;
+
+/// A tensor of an edited file.
+#[derive(Clone)]
+pub struct Tensor {
+    /// Its name.
+    pub name: String,
+    /// As in the file.
+    pub dims: Vec<u64>,
+    /// Storage.
+    pub kind: TensorType,
+    /// As in the file.
+    pub data: Vec<u8>,
+}
+
+/// A model with its parts in hand.
+#[derive(Clone)]
+pub struct Edit {
+    /// All keys.
+    pub meta: Meta,
+    /// In file order.
+    pub tensors: Vec<Tensor>,
+}
+
+impl Edit {
+    /// A fixture, or a skip that has been reported.
+    pub fn of(path: &str) -> Option<Self> {
+        let file = open(&fixture(path)?);
+        let tensor = |t: &engine_io::gguf::TensorInfo| Tensor {
+            name: t.name.clone(),
+            dims: t.dims().to_vec(),
+            kind: t.ty,
+            data: file.data(t).as_ref().to_vec(),
+        };
+        Some(Self { meta: file.meta().clone(), tensors: file.tensors().iter().map(tensor).collect() })
+    }
+
+    /// With a key set.
+    pub fn set(mut self, key: &str, value: Value) -> Self {
+        self.meta.set(key, value);
+        self
+    }
+
+    /// Without a key.
+    pub fn unset(mut self, key: &str) -> Self {
+        self.meta.remove(key);
+        self
+    }
+
+    /// Without some tensors.
+    pub fn drop(mut self, gone: impl Fn(&str) -> bool) -> Self {
+        let before = self.tensors.len();
+        self.tensors.retain(|t| !gone(&t.name));
+        assert!(self.tensors.len() < before, "the edit removes something");
+        self
+    }
+
+    /// With one more tensor of floats.
+    pub fn add(mut self, name: &str, dims: &[u64], values: &[f32]) -> Self {
+        let data = values.iter().flat_map(|v| v.to_le_bytes()).collect();
+        self.tensors.push(Tensor { name: name.to_owned(), dims: dims.to_vec(), kind: TensorType::F32, data });
+        self
+    }
+
+    /// A tensor to be changed.
+    pub fn tensor(&mut self, name: &str) -> &mut Tensor {
+        self.tensors.iter_mut().find(|t| t.name == name).unwrap()
+    }
+
+    /// The file, as if opened.
+    pub fn file(&self) -> ModelFile {
+        let mut layout = Layout::new(self.meta.clone()).unwrap();
+        for t in &self.tensors {
+            layout.tensor(&t.name, &t.dims, t.kind).unwrap();
+        }
+        let data: Vec<&[u8]> = self.tensors.iter().map(|t| t.data.as_slice()).collect();
+        ModelFile::from_static(layout.to_bytes(&data).unwrap().leak(), "edited.gguf").unwrap()
+    }
+
+    /// The model, if it is one.
+    pub fn load(&self) -> Result<Model, ModelError> {
+        Model::load(&self.file(), None, LoadOptions::default())
+    }
+}
+
+/// The edit is refused with a message that has all of `parts`.
+pub fn refused(edit: &Edit, parts: &[&str]) -> ModelError {
+    let error = edit.load().err().unwrap_or_else(|| panic!("accepted, expected {parts:?}"));
+    let text = error.to_string();
+    for part in parts.iter().chain(&["edited.gguf"]) {
+        assert!(text.contains(part), "`{text}` does not say `{part}`");
+    }
+    error
+}
+
+/// The edit loads without drafting, and says why.
+pub fn trunk_only(edit: &Edit, parts: &[&str]) {
+    let model = edit.load().unwrap_or_else(|error| panic!("{error}"));
+    assert!(model.program.mtp.is_none());
+    let MtpStatus::Unavailable(reason) = &model.mtp else { panic!("{:?}", model.mtp) };
+    for part in parts.iter().chain(&["sidecar", "edited.gguf"]) {
+        assert!(reason.contains(part), "`{reason}` does not say `{part}`");
+    }
+}
+
+/// An [`Edit`], or the end of the test.
+macro_rules! edit {
+    ($path:expr) => {
+        match Edit::of($path) {
+            Some(edit) => edit,
+            None => return,
+        }
+    };
+}
+
+pub(super) use edit;
