@@ -12,7 +12,7 @@ use engine::limits::{
 };
 use engine::schedule::Schedule;
 
-use crate::bench::options::{KvFlag, RepackFlag, THREADS_MAX, within};
+use crate::bench::options::{ConventionFlags, KvFlag, RepackFlag, THREADS_MAX, within};
 use crate::serve::{Bounds, limits};
 
 /// Context of a request where neither flag nor model asks for less.
@@ -127,6 +127,9 @@ pub struct LowArgs {
     /// Copy weights into the kernels' own layout.
     #[arg(long, value_enum, default_value = "auto")]
     pub repack: RepackFlag,
+    /// What engines differ in.
+    #[command(flatten)]
+    pub conventions: ConventionFlags,
     /// Print the limits that connections and requests meet with these flags and this model, and end.
     #[arg(long)]
     pub limits: bool,

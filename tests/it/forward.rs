@@ -296,7 +296,7 @@ fn layouts_and_ways_to_read_agree() {
     for (model, quant) in [("qwen35-tiny", "Q4_0"), ("qwen35moe-tiny", "Q8_0")] {
         let path = &format!("{model}/{model}-{quant}.gguf");
         let Some(reference) = Reference::open(&format!("{model}/ref-dequant-{quant}.safetensors")) else { return };
-        let with = |repack| load_with(path, None, LoadOptions { repack, strict: true });
+        let with = |repack| load_with(path, None, LoadOptions { repack, strict: true, ..LoadOptions::default() });
         let (Some(on), Some(off)) = (with(Repack::On), with(Repack::Off)) else { return };
         let options = OpenOptions { mmap: false, ..OpenOptions::default() };
         let read = ModelFile::open(fixture(path).unwrap(), options).unwrap();

@@ -10,7 +10,7 @@ use engine::engine::{Settings, start};
 use engine::exec::{CpuExecutor, ExecOptions};
 use engine::ids::{Ticket, TokenId};
 use engine::limits::{Limits, MTP_TOKENS_DEFAULT, SUFFIX_MAX_DEFAULT, SUFFIX_MIN_DEFAULT, WINDOW_MAX};
-use engine::model::load::{LoadOptions, Repack};
+use engine::model::load::LoadOptions;
 use engine::schedule::Schedule;
 use engine::step::Executor;
 use engine_bin::embed::{Outcome, run_all};
@@ -75,7 +75,7 @@ impl Subject {
     }
 
     fn new(name: &'static str, source: ModelSource, texts: &[&str], max_tokens: u32) -> Self {
-        let load = LoadOptions { repack: Repack::Auto, strict: false };
+        let load = LoadOptions::default();
         let opened = Opened::new(&source, OpenOptions::default(), load).expect("the model of a test loads");
         let mut out = Self { name, opened, prompts: Vec::new(), max_tokens };
         out.prompts = texts.iter().map(|text| out.encode(text)).collect();

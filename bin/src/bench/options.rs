@@ -7,6 +7,7 @@ use crate::flags::physical_cores;
 use clap::{Args, ValueEnum};
 use engine::exec::{Activation, CpuExecutor, ExecOptions, Isa, KvType, SizeError};
 use engine::limits::Limits;
+use engine::model::conventions::{Conventions, MtpNorm};
 use engine::model::load::{LoadOptions, Repack};
 use engine::model::{Model, ModelError};
 use engine_io::text::Tokenizer;
@@ -43,6 +44,34 @@ pub enum RepackFlag {
     Off,
 }
 
+/// Spellings of the norm behind an MTP block.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub enum MtpNormFlag {
+    /// LayerNorm without a bias.
+    Layer,
+    /// RMSNorm.
+    Rms,
+}
+
+/// Where engines differ in how a model is run and its file does not say.
+#[derive(Clone, Copy, Debug, Args)]
+pub struct ConventionFlags {
+    /// Norm behind the MTP block of a nemotron_h_moe model: it changes what is drafted, not what is answered [default: layer]
+    #[arg(long, value_enum)]
+    pub mtp_norm: Option<MtpNormFlag>,
+}
+
+impl ConventionFlags {
+    /// As the loader takes them.
+    pub fn resolve(self) -> Conventions {
+        let mtp_norm = self.mtp_norm.map(|norm| match norm {
+            MtpNormFlag::Layer => MtpNorm::Layer,
+            MtpNormFlag::Rms => MtpNorm::Rms,
+        });
+        Conventions { mtp_norm }
+    }
+}
+
 /// Flags that every measuring verb has.
 #[derive(Clone, Debug, Args)]
 pub struct RunFlags {
@@ -70,6 +99,9 @@ pub struct RunFlags {
     /// Refuse a file with tensors that nothing reads.
     #[arg(long)]
     pub strict: bool,
+    /// What engines differ in.
+    #[command(flatten)]
+    pub conventions: ConventionFlags,
 }
 
 impl RunFlags {
@@ -86,7 +118,7 @@ impl RunFlags {
             RepackFlag::On => Repack::On,
             RepackFlag::Off => Repack::Off,
         };
-        let load = LoadOptions { repack, strict: self.strict };
+        let load = LoadOptions { repack, strict: self.strict, conventions: self.conventions.resolve() };
         Ok(Arc::new(Model::load(&model, draft.as_ref(), load)?))
     }
 

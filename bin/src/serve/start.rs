@@ -95,7 +95,7 @@ pub fn load(args: &ServeArgs, files: Files) -> Result<(Parts, EngineHandle), Loa
         RepackFlag::On => Repack::On,
         RepackFlag::Off => Repack::Off,
     };
-    let load = LoadOptions { repack, strict: args.low.strict };
+    let load = LoadOptions { repack, strict: args.low.strict, conventions: args.low.conventions.resolve() };
     let Opened { file, model, tokenizer, pieces } = Opened::of(files.model, files.draft.as_ref(), load)?;
     for warning in file.warnings() {
         tracing::warn!("{warning}");

@@ -7,7 +7,7 @@ use engine_kernels::ops::delta_net::DeltaInputs;
 use engine_kernels::ops::elementwise::{add, relu_squared, sigmoid_mul, sigmoid_mul_rows, silu_mul, split_halves};
 use engine_kernels::ops::history::StateSegment;
 use engine_kernels::ops::kv_cache::{KvCache, KvType};
-use engine_kernels::ops::norm::{rms_norm, rms_norm_in_place};
+use engine_kernels::ops::norm::{layer_norm, rms_norm, rms_norm_in_place};
 use engine_kernels::ops::rope::{Rope, RopeTable};
 use engine_kernels::{Activation, Input, InputScratch, Isa, Matrix, Pool, matmul};
 
@@ -42,7 +42,8 @@ pub struct Machine {
     pub(super) buffers: Vec<Vec<f32>>,
     pub(super) width: Vec<usize>,
     pub(super) input: InputScratch,
-    rope: Rope,
+    /// `None` where nothing is rotated.
+    rope: Option<Rope>,
     rope_table: RopeTable,
     attention: AttentionScratch,
     /// Hidden rows that the LM head is asked about.
@@ -76,7 +77,6 @@ impl Machine {
         let rows = LOGIT_ROWS.min(limits.step_rows);
         let head_rows = model.weights.matrix(program.head).n();
         let freq_factors = program.rope_factors.map_or_else(Vec::new, |id| model.weights.vector(id).to_vec());
-        let rope = program.rope;
         Self {
             pool,
             isa: options.isa,
@@ -84,13 +84,13 @@ impl Machine {
             buffers: width.iter().map(|w| vec![0.0; w * limits.step_rows]).collect(),
             width,
             input: InputScratch::new(),
-            rope: Rope {
+            rope: program.rope.map(|rope| Rope {
                 pairing: rope.pairing,
                 n_rot: rope.n_rot,
                 freq_base: rope.freq_base,
                 freq_scale: rope.position_scale,
                 freq_factors,
-            },
+            }),
             rope_table: RopeTable::default(),
             attention: AttentionScratch::default(),
             head_in: Vec::with_capacity(rows * model.config.d_model),
@@ -130,7 +130,9 @@ impl Machine {
     pub fn run(&mut self, model: &Model, ops: &[Op], batch: &Batch<'_>) {
         let rows = batch.token.len();
         debug_assert_eq!(rows, batch.position.len());
-        self.rope.fill(batch.position, &mut self.rope_table);
+        if let Some(rope) = &self.rope {
+            rope.fill(batch.position, &mut self.rope_table);
+        }
         for op in ops {
             self.step(model, op, batch, rows);
         }
@@ -154,6 +156,10 @@ impl Machine {
                 } else {
                     self.with(dst, rows, |m, dst| rms_norm(&pool, isa, m.rows(src, rows), weight, eps, dst));
                 }
+            }
+            Op::LayerNorm { src, weight, eps, dst } => {
+                let weight = weights.vector(weight);
+                self.with(dst, rows, |m, dst| layer_norm(&pool, isa, m.rows(src, rows), weight, eps, dst));
             }
             Op::Concat { first, second, dst } => self.with(dst, rows, |m, dst| {
                 let (a, b) = (m.width[first.index()], m.width[second.index()]);
@@ -189,7 +195,8 @@ impl Machine {
                 }
             }
             Op::Rope { buffer, head_dim } => self.with(buffer, rows, |m, x| {
-                m.rope.apply(&pool, isa, &m.rope_table, head_dim, x);
+                let rope = m.rope.as_ref().expect("a program that rotates has a rotary embedding");
+                rope.apply(&pool, isa, &m.rope_table, head_dim, x);
             }),
             Op::StoreKv { layer, key, value } => {
                 let (k_width, v_width) = (self.width[key.index()], self.width[value.index()]);
@@ -200,9 +207,8 @@ impl Machine {
                     self.kv.store_rows(layer, s.pages, s.position, k, v);
                 }
             }
-            Op::Attention { layer, query, head_dim, dst } => {
+            Op::Attention { layer, query, head_dim, scale, dst } => {
                 let heads = self.width[query.index()] / head_dim;
-                let scale = 1.0 / (head_dim as f32).sqrt();
                 self.with(dst, rows, |m, dst| {
                     let Self { kv, buffers, attention: scratch, width, .. } = m;
                     let query = &buffers[query.index()][..rows * width[query.index()]];

@@ -4,6 +4,7 @@ use engine_kernels::ops::delta_state::{DeltaDims, HeadMap};
 use engine_kernels::ops::kv_cache::KvGeometry;
 
 use super::config::{Block, Config};
+use super::conventions::Conventions;
 use super::program::{BufferId, Buffers, DeltaGeometry, MatrixId, Op, RecurrentGeometry, VectorId};
 use super::tensors::{Source, Wants};
 
@@ -11,6 +12,8 @@ use super::tensors::{Source, Wants};
 pub struct Builder<'a> {
     /// Hyperparameters of the model whose blocks are written.
     pub config: &'a Config,
+    /// What engines differ in.
+    pub conventions: Conventions,
     /// Tensors asked for so far.
     pub wants: Wants<'a>,
     /// Buffers asked for so far.
@@ -41,8 +44,8 @@ impl Query {
 
 impl<'a> Builder<'a> {
     /// An empty one.
-    pub fn new(config: &'a Config, wants: Wants<'a>) -> Self {
-        Self { config, wants, buffers: Buffers::default(), kv: Vec::new(), recurrent: Vec::new() }
+    pub fn new(config: &'a Config, conventions: Conventions, wants: Wants<'a>) -> Self {
+        Self { config, conventions, wants, buffers: Buffers::default(), kv: Vec::new(), recurrent: Vec::new() }
     }
 
     /// A buffer as wide as a hidden row.
@@ -159,7 +162,8 @@ impl<'a> Builder<'a> {
         let d = self.config.d_model;
         let mixed = self.buffers.get("mixed", width);
         let out = self.row("out");
-        ops.push(Op::Attention { layer, query, head_dim, dst: mixed });
+        let scale = self.config.attention_scale;
+        ops.push(Op::Attention { layer, query, head_dim, scale, dst: mixed });
         if let Some(gate) = gate {
             ops.push(Op::SigmoidMul { dst: mixed, gate });
         }
@@ -184,8 +188,9 @@ impl<'a> Builder<'a> {
     /// Divisors of the rotary angles, if the file has them or says that it should (`llama3`).
     pub fn rope_factors(&mut self) -> Option<VectorId> {
         let name = "rope_freqs.weight";
-        let pairs = self.config.rope.n_rot / 2;
-        match self.config.rope.needs_factors {
+        let rope = self.config.rope?;
+        let pairs = rope.n_rot / 2;
+        match rope.needs_factors {
             true => Some(self.wants.vector(Source::Model, name, pairs)),
             false => self.wants.optional_vector(Source::Model, name, pairs),
         }
@@ -210,7 +215,7 @@ impl<'a> Builder<'a> {
                 eps: self.config.norm_eps,
                 head_map: HeadMap::Tiled,
             },
-            conv: self.wants.taps(Source::Model, &name("ssm_conv1d.weight"), delta.conv_taps, delta.channels()),
+            conv: self.wants.grid(Source::Model, &name("ssm_conv1d.weight"), delta.conv_taps, delta.channels()),
             a,
             dt_bias: self.wants.vector(Source::Model, &name("ssm_dt.bias"), delta.value_heads),
             norm: self.wants.vector(Source::Model, &name("ssm_norm.weight"), delta.head_dim),

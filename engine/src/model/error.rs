@@ -62,6 +62,18 @@ pub enum ModelError {
         /// Why.
         reason: String,
     },
+    /// A parameter of another architecture.
+    #[error("{file}: the parameter {parameter} is one of {supported} models, this is {arch}; leave it out")]
+    Convention {
+        /// Path of the file.
+        file: String,
+        /// Its name.
+        parameter: &'static str,
+        /// The architecture that has it.
+        supported: &'static str,
+        /// Architecture of the file.
+        arch: &'static str,
+    },
     /// Tensors that are multiplied onto the products of others.
     #[error("{file}: {count} tensors (such as {example}) scale other tensors, which is not computed; use another file")]
     Scales {

@@ -1,4 +1,4 @@
-//! What follows the mixer of a block: a gated FFN, or experts.
+//! What follows the mixer of a block: an FFN, or experts.
 //!
 //! ```text
 //! scores = router x                                      z = latent_down x, or x itself
@@ -24,10 +24,35 @@ impl Builder<'_> {
         self.norm(ops, at.from, &format!("{}.{norm}", at.prefix), residual, normed);
         let out = match &at.block.ffn {
             Ffn::None => return,
-            Ffn::Dense(width) => self.gated(ops, at, *width, normed),
+            Ffn::Dense { width, activation: Activation::SwiGlu } => self.gated(ops, at, *width, normed),
+            Ffn::Dense { width, activation: Activation::ReluSquared } => self.squared(ops, at, *width, normed),
             Ffn::Experts(experts) => self.experts(ops, at, experts, normed),
         };
         ops.push(Op::Add { dst: residual, src: out });
+    }
+
+    /// FFN without a gate of `normed`; the result is in the buffer returned.
+    fn squared(&mut self, ops: &mut Vec<Op>, at: Place<'_>, width: usize, normed: BufferId) -> BufferId {
+        let Place { from, prefix, .. } = at;
+        let d = self.config.d_model;
+        let out = self.row("out");
+        let up = self.buffers.get("ffn_up", width);
+        let name = |part: &str| format!("{prefix}.{part}");
+        let up_weight = self.wants.matrix(from, &name("ffn_up.weight"), width, d);
+        ops.push(Op::MatMul { src: normed, outputs: vec![(up_weight, up)] });
+        self.bias(ops, from, &name("ffn_up.bias"), up, width);
+        ops.push(Op::ReluSquared { x: up });
+        self.down(ops, at, width, up, out);
+        out
+    }
+
+    /// dst = down src.
+    fn down(&mut self, ops: &mut Vec<Op>, at: Place<'_>, width: usize, src: BufferId, dst: BufferId) {
+        let Place { from, prefix, .. } = at;
+        let d = self.config.d_model;
+        let weight = self.wants.matrix(from, &format!("{prefix}.ffn_down.weight"), d, width);
+        ops.push(Op::MatMul { src, outputs: vec![(weight, dst)] });
+        self.bias(ops, from, &format!("{prefix}.ffn_down.bias"), dst, d);
     }
 
     /// Gated FFN of `normed`; the result is in the buffer returned.
@@ -44,9 +69,7 @@ impl Builder<'_> {
         self.bias(ops, from, &name("ffn_gate.bias"), gate, width);
         self.bias(ops, from, &name("ffn_up.bias"), up, width);
         ops.push(Op::SiluMul { gate, up });
-        let down = self.wants.matrix(from, &name("ffn_down.weight"), d, width);
-        ops.push(Op::MatMul { src: gate, outputs: vec![(down, out)] });
-        self.bias(ops, from, &name("ffn_down.bias"), out, d);
+        self.down(ops, at, width, gate, out);
         out
     }
 

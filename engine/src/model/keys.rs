@@ -4,7 +4,7 @@ use std::fmt::Display;
 use std::ops::RangeInclusive;
 
 use engine_io::gguf::keys::arch as full_name;
-use engine_io::gguf::{LayerCounts, Meta};
+use engine_io::gguf::{LayerCounts, Meta, Value};
 
 use super::config::Arch;
 use super::error::ModelError;
@@ -15,7 +15,8 @@ pub struct Keys<'a> {
     pub meta: &'a Meta,
     /// Blocks, and how many of them are NextN.
     pub counts: LayerCounts,
-    arch: Arch,
+    /// Architecture.
+    pub arch: Arch,
 }
 
 impl<'a> Keys<'a> {
@@ -51,14 +52,25 @@ impl<'a> Keys<'a> {
     }
 
     /// An integer per block; a scalar holds for all of them. An array of the trunk's length gives a NextN block the
-    /// largest entry: recurrent blocks say 0 heads, and a NextN block is none.
+    /// largest entry: recurrent blocks say 0 heads, and a NextN block is none. In `nemotron_h`, where the arrays say
+    /// what each block is, an array has an entry for every block.
     ///
     /// # Errors
     /// Wrong type, out of range, or an array of another length than the model has blocks.
     pub fn per_block(&self, key: &str, range: RangeInclusive<usize>) -> Result<Option<Vec<usize>>, ModelError> {
         let name = self.full(key);
+        if let (true, Some(Value::Array(array))) = (self.arch.is_nemotron_h(), self.meta.get(&name)) {
+            let (len, all) = (array.len(), self.counts.all as usize);
+            if len != all {
+                let expected = format!(
+                    "block_count entries, which is {all} and counts the MTP block; convert or \
+                    compose the model again"
+                );
+                return Err(self.range(key, format!("an array of {len}"), expected));
+            }
+        }
         let head = match self.meta.get(&name) {
-            Some(engine_io::gguf::Value::Array(_)) => self.meta.get_u32_array(&name)?.and_then(|a| a.into_iter().max()),
+            Some(Value::Array(_)) => self.meta.get_u32_array(&name)?.and_then(|a| a.into_iter().max()),
             _ => None,
         };
         let Some(values) = self.counts.per_layer_u32(self.meta, &name, head.unwrap_or(0))? else { return Ok(None) };

@@ -8,6 +8,7 @@ use engine_io::ModelFile;
 use engine_kernels::Matrix;
 
 use super::config::Config;
+use super::conventions::Conventions;
 use super::error::ModelError;
 use super::plan::{FileView, MtpStatus, Plan};
 use super::program::{MatrixId, Program, VectorId};
@@ -35,6 +36,8 @@ pub struct LoadOptions {
     pub repack: Repack,
     /// Refuse a file with tensors that nothing reads.
     pub strict: bool,
+    /// What engines differ in.
+    pub conventions: Conventions,
 }
 
 /// Weights in order of their ids.
@@ -100,7 +103,8 @@ impl Model {
             (Some(path), Some(config), Some(tensors)) => Some(FileView { path, config, tensors }),
             _ => None,
         };
-        let plan = Plan::new(FileView { path: &path, config: &config, tensors: &tensors }, draft_view, options.strict)?;
+        let view = FileView { path: &path, config: &config, tensors: &tensors };
+        let plan = Plan::new(view, draft_view, options.strict, options.conventions)?;
         let file = |from: Source| match (from, draft) {
             (Source::Draft, Some(draft)) => draft,
             _ => model,

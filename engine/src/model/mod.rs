@@ -11,12 +11,14 @@
 
 mod builder;
 pub mod config;
+pub mod conventions;
 pub mod error;
 mod ffn;
 mod keys;
 mod llama;
 pub mod load;
 mod mtp_block;
+mod nemotron_h;
 pub mod plan;
 pub mod preflight;
 pub mod program;

@@ -1,22 +1,24 @@
-//! The MTP (NextN) block of the `qwen35` family.
+//! The MTP (NextN) block of the `qwen35` family and of `nemotron_h_moe`.
 //!
 //! Row p pairs token x_p with the trunk's hidden row h_(p-1), taken after the output norm (h_(-1) = 0), and predicts
 //! x_(p+1). A chain of drafts feeds the block's own normed hidden row and its own draft.
 //!
 //! ```text
 //! cur = eh_proj [ rms(E[x_p]; enorm) | rms(h_(p-1); hnorm) ]       embedding columns first
-//! a   = cur + ATTN(rms(cur; attn_norm))                            own cache layer, rotated at p
+//! a   = cur + ATTN(rms(cur; attn_norm))                            own cache layer, the trunk's kind of attention
 //! b   = a + FFN(rms(a; post_attention_norm))                      dense or experts, as the trunk
 //! h'  = rms(b; shared_head_norm or output_norm),   logits = head h'
 //! ```
+//! In `nemotron_h_moe` the last norm is a LayerNorm or an RMSNorm: engines differ ([`MtpNorm`]).
 //!
-//! Source: llama.cpp `src/models/qwen35.cpp`, `qwen35moe.cpp` (MTP graphs).
+//! Source: llama.cpp `src/models/qwen35.cpp`, `qwen35moe.cpp`, `nemotron-h-moe.cpp` (MTP graphs).
 
 use super::builder::{Builder, Place, Query};
-use super::config::Block;
+use super::config::{Arch, Block};
+use super::conventions::MtpNorm;
 use super::program::{BufferId, MatrixId, MtpProgram, Op};
-use super::qwen35;
 use super::tensors::Source;
+use super::{nemotron_h, qwen35};
 
 /// Writes block `index` of file `from`, whose geometry is `block`; `table` and `head` are the target's, used where the
 /// file has none of its own.
@@ -29,7 +31,9 @@ pub fn build(
     head: MatrixId,
 ) -> MtpProgram {
     let prefix = format!("blk.{index}");
-    let at = Place { from, prefix: &prefix, block, query_kind: Query::Gated };
+    let nemotron_h = b.config.arch == Arch::NemotronHMoe;
+    let query_kind = if nemotron_h { Query::Plain } else { Query::Gated };
+    let at = Place { from, prefix: &prefix, block, query_kind };
     let layer = b.kv_layer(block);
     let d = b.config.d_model;
     let name = |part: &str| format!("{prefix}.{part}.weight");
@@ -46,13 +50,31 @@ pub fn build(
     fuse(b, &mut fill, at, table, hidden_in, cur);
     b.norm(&mut fill, from, &name("attn_norm"), cur, normed);
     let mut full = fill.clone();
-    qwen35::keys_values(b, &mut fill, at, layer, normed);
-
-    qwen35::attention(b, &mut full, at, layer, normed, cur);
+    if nemotron_h {
+        nemotron_h::keys_values(b, &mut fill, at, layer, normed);
+        nemotron_h::attention(b, &mut full, at, layer, normed, cur);
+    } else {
+        qwen35::keys_values(b, &mut fill, at, layer, normed);
+        qwen35::attention(b, &mut full, at, layer, normed, cur);
+    }
     b.ffn(&mut full, at, "post_attention_norm.weight", cur);
-    let head_norm = b.wants.optional_vector(from, &name("nextn.shared_head_norm"), d);
-    let head_norm = head_norm.unwrap_or_else(|| b.wants.vector(Source::Model, "output_norm.weight", d));
-    full.push(Op::RmsNorm { src: cur, weight: head_norm, dst: hidden_out });
+    full.push(match nemotron_h {
+        true => {
+            let weight = b.wants.vector(from, &name("nextn.shared_head_norm"), d);
+            match b.conventions.mtp_norm.unwrap_or_default() {
+                MtpNorm::Layer => {
+                    let eps = b.config.layer_norm_eps.expect("the configuration of this family has it");
+                    Op::LayerNorm { src: cur, weight, eps, dst: hidden_out }
+                }
+                MtpNorm::Rms => Op::RmsNorm { src: cur, weight, dst: hidden_out },
+            }
+        }
+        false => {
+            let weight = b.wants.optional_vector(from, &name("nextn.shared_head_norm"), d);
+            let weight = weight.unwrap_or_else(|| b.wants.vector(Source::Model, "output_norm.weight", d));
+            Op::RmsNorm { src: cur, weight, dst: hidden_out }
+        }
+    });
     MtpProgram { fill, block: full, hidden_in, hidden_out, head }
 }
 

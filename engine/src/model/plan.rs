@@ -2,10 +2,11 @@
 
 use super::builder::Builder;
 use super::config::{Arch, Config, ExpertsConfig, Ffn, Mixer};
+use super::conventions::Conventions;
 use super::error::ModelError;
 use super::program::{MatrixId, MtpProgram, Program};
 use super::tensors::{Inventory, Source, WantedMatrix, WantedVector, Wants};
-use super::{llama, mtp_block, qwen35};
+use super::{llama, mtp_block, nemotron_h, qwen35};
 
 /// One model file as planning sees it.
 #[derive(Clone, Copy)]
@@ -55,17 +56,25 @@ impl Plan {
     /// Everything that is wrong with the model's tensors in one [`ModelError::Preflight`]; tensors that nothing reads
     /// are part of it in `strict` mode only. A draft file that does not fit is an error, an own block that is
     /// incomplete is not: the trunk can be run without.
-    pub fn new(model: FileView<'_>, draft: Option<FileView<'_>>, strict: bool) -> Result<Self, ModelError> {
+    pub fn new(
+        model: FileView<'_>,
+        draft: Option<FileView<'_>>,
+        strict: bool,
+        conventions: Conventions,
+    ) -> Result<Self, ModelError> {
+        conventions.check(model.path, model.config)?;
         refuse_sidecar(model)?;
+        refuse_miscounted_blocks(model)?;
         refuse_scales(model)?;
         if let Some(draft) = draft {
             refuse_scales(draft)?;
             check_sidecar(model, draft)?;
         }
-        let mut b = Builder::new(model.config, Wants::new(model.tensors, draft.map(|d| d.tensors)));
+        let mut b = Builder::new(model.config, conventions, Wants::new(model.tensors, draft.map(|d| d.tensors)));
         let (trunk, hidden, head) = match model.config.arch {
             Arch::Llama => llama::trunk(&mut b),
             Arch::Qwen35 | Arch::Qwen35Moe => qwen35::trunk(&mut b),
+            Arch::NemotronH | Arch::NemotronHMoe => nemotron_h::trunk(&mut b),
         };
         let (table, vocab_rows) = b.embedding();
         let rope_factors = b.rope_factors();
@@ -88,7 +97,7 @@ impl Plan {
         let unused: Vec<String> = unused.map(|i| format!("blk.{i}.")).collect();
         b.wants.note_unexpected(|name| unused.iter().any(|prefix| name.starts_with(prefix.as_str())));
 
-        let Builder { wants, buffers, kv, recurrent, config } = b;
+        let Builder { wants, buffers, kv, recurrent, config, .. } = b;
         let Wants { matrices, vectors, report, .. } = wants;
         let unexpected = report.into_result(model.path, strict)?;
         let program = Program {
@@ -128,21 +137,21 @@ fn own_block(
     let unavailable = |reason: String| (None, MtpStatus::Unavailable(reason));
     let has_nextn = |i: usize| tensors.names().any(|n| n.starts_with(&format!("blk.{i}.nextn.")));
     let arch = config.arch.name();
-    match (config.arch, config.nextn) {
-        (Arch::Llama, _) => {
-            return unavailable(format!("{path}: architecture {arch} has no MTP block"));
-        }
-        (Arch::Qwen35 | Arch::Qwen35Moe, 0) if has_nextn(config.trunk) => {
+    if !config.arch.has_mtp() {
+        return unavailable(format!("{path}: architecture {arch} has no MTP block"));
+    }
+    match config.nextn {
+        0 if has_nextn(config.trunk) => {
             return unavailable(format!(
                 "{path}: has blk.{}.nextn.* tensors but no {arch}.nextn_predict_layers key; {remedies}",
                 config.trunk
             ));
         }
-        (Arch::Qwen35 | Arch::Qwen35Moe, 0) => {
+        0 => {
             return unavailable(format!("{path}: has no blk.{}.nextn.* tensors; {remedies}", config.trunk));
         }
-        (Arch::Qwen35 | Arch::Qwen35Moe, 1) => {}
-        (Arch::Qwen35 | Arch::Qwen35Moe, n) => {
+        1 => {}
+        n => {
             return unavailable(format!("{path}: {arch}.nextn_predict_layers = {n}, expected 1; {remedies}"));
         }
     }
@@ -160,6 +169,28 @@ fn own_block(
         true => format!("its MTP block blk.{} does not fit:\n{report}\n", config.trunk),
     };
     unavailable(format!("{path}: {what}; {remedies}"))
+}
+
+/// Blocks are told apart by their number alone. A NextN block that the counts place in the trunk, or behind all blocks
+/// while the trunk's last one is taken for it, would leave a model with a block too many or too few.
+fn refuse_miscounted_blocks(model: FileView<'_>) -> Result<(), ModelError> {
+    let FileView { path, config, tensors } = model;
+    let block = |name: &str| name.strip_prefix("blk.")?.split_once(".nextn.")?.0.parse::<usize>().ok();
+    let (trunk, all) = (config.trunk, config.blocks.len());
+    let misplaced = |&i: &usize| i < trunk || (config.nextn > 0 && i >= all);
+    let Some(i) = tensors.names().filter_map(block).find(misplaced) else { return Ok(()) };
+    let arch = config.arch.name();
+    Err(engine_io::Error::Inconsistent {
+        file: path.to_owned(),
+        found: format!(
+            "blk.{i}.nextn.* tensors with {arch}.block_count {all} and {arch}.nextn_predict_layers {}",
+            config.nextn
+        ),
+        expected: String::from(
+            "a block_count that counts the NextN block, and nextn_predict_layers 1; convert or compose the model again",
+        ),
+    }
+    .into())
 }
 
 /// A scale multiplies the product of the weight it belongs to: ignoring it would compute something else.
@@ -206,6 +237,8 @@ fn check_sidecar(model: FileView<'_>, draft: FileView<'_>) -> Result<(), ModelEr
         ("attention.head_count, head_count_kv", format!("{:?}", heads(d)), format!("{:?}", heads(t))),
         ("rope", format!("{:?}", d.rope), format!("{:?}", t.rope)),
         ("layer_norm_rms_epsilon", d.norm_eps.to_string(), t.norm_eps.to_string()),
+        ("layer_norm_epsilon", format!("{:?}", d.layer_norm_eps), format!("{:?}", t.layer_norm_eps)),
+        ("attention.scale", d.attention_scale.to_string(), t.attention_scale.to_string()),
         ("number of tokens", format!("{:?}", d.tokens.map(|l| l.len)), format!("{:?}", t.tokens.map(|l| l.len))),
         (
             "hash of the token list",
@@ -213,8 +246,9 @@ fn check_sidecar(model: FileView<'_>, draft: FileView<'_>) -> Result<(), ModelEr
             format!("{:x?}", t.tokens.map(|l| l.hash)),
         ),
     ];
-    let ffn = |c: &Config, block: usize| ffn_numbers(&c.blocks[block].ffn);
-    let ffn = ffn(d, d.trunk).into_iter().zip(ffn(t, t.blocks.len() - 1)).map(|((what, d), (_, t))| (what, d, t));
+    // Blocks of the target may be a mixer alone.
+    let ffn = |c: &Config| ffn_numbers(c.blocks.iter().map(|b| b.ffn).rfind(|f| *f != Ffn::None).unwrap_or(Ffn::None));
+    let ffn = ffn(d).into_iter().zip(ffn(t)).map(|((what, d), (_, t))| (what, d, t));
     for (what, draft_value, target) in compare.into_iter().chain(ffn) {
         if draft_value != target {
             return Err(ModelError::Mismatch {
@@ -229,19 +263,19 @@ fn check_sidecar(model: FileView<'_>, draft: FileView<'_>) -> Result<(), ModelEr
 }
 
 /// The numbers of an FFN that a sidecar's block must share with the trunk, by their keys.
-fn ffn_numbers(ffn: &Ffn) -> [(&'static str, String); 7] {
+fn ffn_numbers(ffn: Ffn) -> [(&'static str, String); 7] {
     let dense = match ffn {
-        Ffn::Dense(width) => Some(width),
+        Ffn::Dense { width, .. } => Some(width),
         Ffn::None | Ffn::Experts(_) => None,
     };
     let experts = match ffn {
         Ffn::Experts(e) => Some(e),
-        Ffn::None | Ffn::Dense(_) => None,
+        Ffn::None | Ffn::Dense { .. } => None,
     };
     let none = || String::from("none");
-    let number = |of: fn(&ExpertsConfig) -> usize| experts.map_or_else(none, |e| of(e).to_string());
+    let number = |of: fn(&ExpertsConfig) -> usize| experts.map_or_else(none, |e| of(&e).to_string());
     [
-        ("feed_forward_length", dense.map_or_else(none, usize::to_string)),
+        ("feed_forward_length", dense.map_or_else(none, |width| width.to_string())),
         ("expert_count", number(|e| e.router.experts)),
         ("expert_used_count", number(|e| e.router.used)),
         ("expert_feed_forward_length", number(|e| e.width)),

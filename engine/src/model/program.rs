@@ -71,6 +71,17 @@ pub enum Op {
         /// `[rows][groups * len]`; may be `src`.
         dst: BufferId,
     },
+    /// dst = (src - mean(src)) / sqrt(variance + eps) * weight, whole rows.
+    LayerNorm {
+        /// `[rows][len]`.
+        src: BufferId,
+        /// `[len]`.
+        weight: VectorId,
+        /// Added to the variance.
+        eps: f32,
+        /// `[rows][len]`; not `src`.
+        dst: BufferId,
+    },
     /// dst = [first | second].
     Concat {
         /// `[rows][a]`.
@@ -136,6 +147,8 @@ pub enum Op {
         query: BufferId,
         /// Width of a head.
         head_dim: usize,
+        /// Products of queries and keys are multiplied by this.
+        scale: f32,
         /// `[rows][heads][head_dim]`.
         dst: BufferId,
     },
@@ -307,8 +320,8 @@ pub struct Program {
     pub kv: Vec<KvGeometry>,
     /// Recurrent layers, in the trunk's order.
     pub recurrent: Vec<RecurrentGeometry>,
-    /// Rotary embedding of every attention layer.
-    pub rope: RopeConfig,
+    /// Rotary embedding of every attention layer that rotates.
+    pub rope: Option<RopeConfig>,
     /// `[n_rot / 2]`: divisors of the angles.
     pub rope_factors: Option<VectorId>,
     /// Added to mean squares, and to the delta net's squared norms.

@@ -25,7 +25,7 @@ pub fn trunk(b: &mut Builder<'_>) -> (Vec<Op>, BufferId, MatrixId) {
                 let layer = b.kv_layer(&block);
                 attention(b, &mut ops, at, layer, normed, x);
             }
-            Mixer::Delta => delta_net(b, &mut ops, &prefix, normed, x),
+            _ => delta_net(b, &mut ops, &prefix, normed, x),
         }
         b.ffn(&mut ops, at, "post_attention_norm.weight", x);
     }

@@ -172,9 +172,9 @@ impl<'a> Wants<'a> {
         self.has(from, name).then(|| self.vector(from, name, len))
     }
 
-    /// Convolution taps `[taps, channels]`.
-    pub fn taps(&mut self, from: Source, name: &str, taps: usize, channels: usize) -> VectorId {
-        self.floats(from, name, &[taps as u64, channels as u64])
+    /// A small tensor of two dimensions that must be there: `[width, rows]` in the file's order.
+    pub fn grid(&mut self, from: Source, name: &str, width: usize, rows: usize) -> VectorId {
+        self.floats(from, name, &[width as u64, rows as u64])
     }
 
     /// Demands finite values below 0 of a vector asked for before.

@@ -1,6 +1,6 @@
-//! RMSNorm.
+//! RMSNorm and LayerNorm.
 //!
-//! Sum of squares: 64 partial sums (element i goes to sum i mod 64, fused, ascending), folded 64 -> 32 -> 16 by adding
+//! Sums: 64 partial sums (element i goes to sum i mod 64, ascending, squares fused), folded 64 -> 32 -> 16 by adding
 //! `(s0 + s1) + (s2 + s3)` of the four groups of 16, then the tree of [`Vector::sum`].
 
 use crate::cpu::detect::Isa;
@@ -12,25 +12,33 @@ use super::grain_rows;
 /// The sum of squares of `x`, in the order of the module page.
 #[inline(always)]
 pub(crate) fn sum_of_squares<S: Simd>(s: S, x: &[f32]) -> f32 {
+    sum::<S, true>(s, x)
+}
+
+/// The sum of `x`, or of its squares.
+#[inline(always)]
+fn sum<S: Simd, const SQUARES: bool>(s: S, x: &[f32]) -> f32 {
     let mut sums = [s.splat(0.0); 4];
     let (blocks, rest) = x.as_chunks::<{ 4 * LANES }>();
     for block in blocks {
         let (lanes, _) = block.as_chunks::<LANES>();
         for i in 0..4 {
-            let v = s.load(&lanes[i]);
-            sums[i] = v.mul_add(v, sums[i]);
+            sums[i] = term::<_, SQUARES>(s.load(&lanes[i]), sums[i]);
         }
     }
     let (lanes, rest) = rest.as_chunks::<LANES>();
     for (i, lanes) in lanes.iter().enumerate() {
-        let v = s.load(lanes);
-        sums[i] = v.mul_add(v, sums[i]);
+        sums[i] = term::<_, SQUARES>(s.load(lanes), sums[i]);
     }
     if !rest.is_empty() {
-        let v = s.load_partial(rest);
-        sums[lanes.len()] = v.mul_add(v, sums[lanes.len()]);
+        sums[lanes.len()] = term::<_, SQUARES>(s.load_partial(rest), sums[lanes.len()]);
     }
     sums[0].add(sums[1]).add(sums[2].add(sums[3])).sum()
+}
+
+#[inline(always)]
+fn term<V: Vector, const SQUARES: bool>(x: V, sum: V) -> V {
+    if SQUARES { x.mul_add(x, sum) } else { x.add(sum) }
 }
 
 /// `dst = (x * factor) * weight`; x is read from `dst` where `x` is `None`.
@@ -95,6 +103,42 @@ pub fn rms_norm(pool: &Pool, isa: Isa, x: &[f32], weight: &[f32], eps: f32, dst:
 pub fn rms_norm_in_place(pool: &Pool, isa: Isa, x: &mut [f32], weight: &[f32], eps: f32) {
     let width = weight.len();
     pool.split_rows_mut(x, width, grain_rows(width), |_, dst| dispatch(isa, Rows { x: None, weight, eps, dst }));
+}
+
+struct CentredRows<'a> {
+    x: &'a [f32],
+    weight: &'a [f32],
+    eps: f32,
+    dst: &'a mut [f32],
+}
+
+impl Kernel for CentredRows<'_> {
+    type Out = ();
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let width = self.weight.len();
+        for (dst, x) in self.dst.chunks_exact_mut(width).zip(self.x.chunks_exact(width)) {
+            let mean = s.splat(sum::<S, false>(s, x) / width as f32);
+            for (dst, x) in dst.chunks_mut(LANES).zip(x.chunks(LANES)) {
+                s.load_partial(x).sub(mean).store_partial(dst);
+            }
+            let factor = rms_factor(s, dst, self.eps);
+            scale_row(s, None, factor, self.weight, dst);
+        }
+    }
+}
+
+/// `dst[r] = (x[r] - mean(x[r])) / sqrt(variance(x[r]) + eps) * weight`.   x, dst: `[rows][width]`, weight: `[width]`.
+///
+/// # Panics
+/// If the slices disagree.   Source: ggml `ggml_compute_forward_norm_f32` (which sums in double).
+pub fn layer_norm(pool: &Pool, isa: Isa, x: &[f32], weight: &[f32], eps: f32, dst: &mut [f32]) {
+    let width = weight.len();
+    assert_eq!(x.len(), dst.len(), "layer_norm: x and dst differ in length");
+    pool.split_rows_mut(dst, width, grain_rows(width), |first, dst| {
+        let x = &x[first * width..first * width + dst.len()];
+        dispatch(isa, CentredRows { x, weight, eps, dst });
+    });
 }
 
 #[cfg(test)]

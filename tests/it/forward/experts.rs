@@ -46,7 +46,7 @@ fn fused_gate_and_up_are_the_separate_ones() {
         let name = format!("blk.{block}.ffn_gate_up_exps.weight");
         edit.tensors.push(Tensor { name, dims: vec![96, 64, 8], kind: gate.1, data });
     }
-    let strict = LoadOptions { strict: true, repack: Repack::On };
+    let strict = LoadOptions { strict: true, repack: Repack::On, ..LoadOptions::default() };
     assert_eq!(run(Model::load(&edit.file(), None, strict).unwrap()), separate);
     assert_eq!(run(Model::load(&edit.file(), None, LoadOptions { repack: Repack::Off, ..strict }).unwrap()), separate);
 

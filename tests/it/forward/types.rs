@@ -63,7 +63,7 @@ fn matrices(edit: &mut Edit) -> impl Iterator<Item = (usize, &mut Tensor)> {
 }
 
 fn logits(edit: &Edit, repack: Repack, options: ExecOptions) -> Vec<f32> {
-    let load = LoadOptions { repack, strict: true };
+    let load = LoadOptions { repack, strict: true, ..LoadOptions::default() };
     let model = Arc::new(Model::load(&edit.file(), None, load).unwrap_or_else(|error| panic!("{error}")));
     single(&model, 32, options).trunk(&PROMPT, PROMPT.len(), Want::Probe).logits.clone()
 }

@@ -41,6 +41,8 @@ pub struct ExpertFamily {
     pub gating: Gating,
     /// Weights are divided by their sum; `None`: the key `expert_weights_norm` says so.
     pub norm: Option<bool>,
+    /// No key has a default: whatever it would be, a file that lost the key would be run as another model.
+    pub explicit: bool,
     /// The key `expert_weights_scale` is read.
     pub scale: bool,
     /// The key `moe_latent_size` is read.
@@ -58,11 +60,24 @@ impl ExpertFamily {
     pub const QWEN35: Self = Self {
         gating: Gating::Softmax,
         norm: Some(true),
+        explicit: false,
         scale: false,
         latent: false,
         activation: Activation::SwiGlu,
         selection_bias: false,
         shared_gate: true,
+    };
+
+    /// `nemotron_h_moe`.   Source: llama.cpp `src/models/nemotron-h.cpp`, where sigmoid is fixed.
+    pub const NEMOTRON_H: Self = Self {
+        gating: Gating::Sigmoid,
+        norm: None,
+        explicit: true,
+        scale: true,
+        latent: true,
+        activation: Activation::ReluSquared,
+        selection_bias: true,
+        shared_gate: false,
     };
 }
 
@@ -98,7 +113,18 @@ impl ExpertKeys {
         let count = keys.require("expert_count", 1..=MAX_EXPERTS)?;
         let used = keys.per_block("expert_used_count", 0..=MAX_EXPERTS)?;
         let width = keys.per_block("expert_feed_forward_length", 0..=MAX_WIDTH)?;
-        let scale = if family.scale { keys.float("expert_weights_scale")?.unwrap_or(0.0) } else { 0.0 };
+        let given = |key: &'static str, found: bool| match found || !family.explicit {
+            true => Ok(()),
+            false => Err(keys.missing(key)),
+        };
+        let scale = if family.scale { keys.float("expert_weights_scale")? } else { Some(0.0) };
+        given("expert_weights_scale", scale.is_some())?;
+        let scale = scale.unwrap_or(0.0);
+        let norm = if family.norm.is_some() { family.norm } else { keys.flag("expert_weights_norm")? };
+        given("expert_weights_norm", norm.is_some())?;
+        given("expert_feed_forward_length", width.is_some())?;
+        let shared_width = keys.optional("expert_shared_feed_forward_length", 0..=MAX_WIDTH)?;
+        given("expert_shared_feed_forward_length", shared_width.is_some())?;
         if scale < 0.0 {
             return Err(keys.range("expert_weights_scale", scale, "a number above 0, or 0 for none"));
         }
@@ -112,14 +138,11 @@ impl ExpertKeys {
             count,
             used: used.ok_or_else(|| keys.missing("expert_used_count"))?,
             width: width.unwrap_or_else(|| vec![0; feed_forward.len()]),
-            shared_width: keys.optional("expert_shared_feed_forward_length", 0..=MAX_WIDTH)?.unwrap_or(0),
+            shared_width: shared_width.unwrap_or(0),
             feed_forward: feed_forward.to_vec(),
             latent: if family.latent { keys.optional("moe_latent_size", 1..=MAX_WIDTH)? } else { None },
             groups,
-            norm: match family.norm {
-                Some(norm) => norm,
-                None => keys.flag("expert_weights_norm")?.unwrap_or(false),
-            },
+            norm: norm.unwrap_or(false),
             scale: if scale == 0.0 { 1.0 } else { scale },
         })
     }
@@ -154,11 +177,12 @@ impl ExpertKeys {
             });
         }
         // `used` is at least 1 here.
-        let width = if self.width[i] > 0 { self.width[i] } else { self.feed_forward[i] / used };
+        let or = |given: usize, default: usize| if given > 0 || family.explicit { given } else { default };
+        let width = or(self.width[i], self.feed_forward[i] / used);
         if width == 0 {
             return Err(keys.missing("expert_feed_forward_length"));
         }
-        let shared_width = if self.shared_width > 0 { self.shared_width } else { self.feed_forward[i] };
+        let shared_width = or(self.shared_width, self.feed_forward[i]);
         if shared_width == 0 {
             return Err(keys.missing("expert_shared_feed_forward_length"));
         }

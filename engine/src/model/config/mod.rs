@@ -10,10 +10,13 @@ use super::keys::Keys;
 
 mod delta;
 mod experts;
+mod mamba2;
+mod nemotron_h;
 mod rope;
 
 pub use delta::DeltaConfig;
 pub use experts::{Activation, ExpertFamily, ExpertKeys, ExpertsConfig};
+pub use mamba2::Mamba2Config;
 pub use rope::RopeConfig;
 
 /// Architectures that can be run, by the name in `general.architecture`.
@@ -25,11 +28,15 @@ pub enum Arch {
     Qwen35,
     /// `qwen35moe`: the same with experts in every block.
     Qwen35Moe,
+    /// `nemotron_h`: Mamba2, attention and relu^2 FFN, each a block of its own.
+    NemotronH,
+    /// `nemotron_h_moe`: the same with experts for FFNs, and an optional MTP block.
+    NemotronHMoe,
 }
 
 impl Arch {
     /// All of them.
-    pub const ALL: [Self; 3] = [Self::Llama, Self::Qwen35, Self::Qwen35Moe];
+    pub const ALL: [Self; 5] = [Self::Llama, Self::Qwen35, Self::Qwen35Moe, Self::NemotronH, Self::NemotronHMoe];
 
     /// The name in `general.architecture`, and the prefix of the architecture's keys.
     pub fn name(self) -> &'static str {
@@ -37,14 +44,30 @@ impl Arch {
             Self::Llama => "llama",
             Self::Qwen35 => "qwen35",
             Self::Qwen35Moe => "qwen35moe",
+            Self::NemotronH => "nemotron_h",
+            Self::NemotronHMoe => "nemotron_h_moe",
         }
+    }
+
+    /// Whether an architecture's graph has an MTP block at all.
+    pub fn has_mtp(self) -> bool {
+        match self {
+            Self::Llama | Self::NemotronH => false,
+            Self::Qwen35 | Self::Qwen35Moe | Self::NemotronHMoe => true,
+        }
+    }
+
+    /// Every block is one mixer or one FFN, and the arrays of the file say which.
+    pub(super) fn is_nemotron_h(self) -> bool {
+        matches!(self, Self::NemotronH | Self::NemotronHMoe)
     }
 
     /// What it fixes about its experts; `None`: its blocks are dense.
     fn experts(self) -> Option<ExpertFamily> {
         match self {
-            Self::Llama | Self::Qwen35 => None,
+            Self::Llama | Self::Qwen35 | Self::NemotronH => None,
             Self::Qwen35Moe => Some(ExpertFamily::QWEN35),
+            Self::NemotronHMoe => Some(ExpertFamily::NEMOTRON_H),
         }
     }
 }
@@ -56,6 +79,10 @@ pub enum Mixer {
     Attention,
     /// Gated delta net: a recurrent state and a short convolution.
     Delta,
+    /// Mamba2: the same of another kind.
+    Mamba2,
+    /// Nothing: the block is an FFN alone.
+    None,
 }
 
 /// What a block does to each position by itself.
@@ -63,8 +90,13 @@ pub enum Mixer {
 pub enum Ffn {
     /// Nothing.
     None,
-    /// One FFN of this hidden width.
-    Dense(usize),
+    /// One FFN.
+    Dense {
+        /// Hidden width.
+        width: usize,
+        /// Between its matrices.
+        activation: Activation,
+    },
     /// A few of many, chosen by a router, and a shared one.
     Experts(ExpertsConfig),
 }
@@ -120,18 +152,24 @@ pub struct Config {
     pub context_train: usize,
     /// Added to mean squares.
     pub norm_eps: f32,
+    /// Added to variances, where an architecture has a LayerNorm.
+    pub layer_norm_eps: Option<f32>,
     /// Width of an attention head, of queries, keys and values alike.
     pub head_dim: usize,
+    /// Products of queries and keys are multiplied by this.
+    pub attention_scale: f32,
     /// Trunk blocks.
     pub trunk: usize,
     /// NextN blocks that the metadata announces behind the trunk.
     pub nextn: usize,
     /// Trunk blocks, then NextN blocks.
     pub blocks: Vec<Block>,
-    /// Rotary embedding.
-    pub rope: RopeConfig,
+    /// Rotary embedding; `None` where positions serve the causal mask alone.
+    pub rope: Option<RopeConfig>,
     /// Present if any trunk block is a delta net.
     pub delta: Option<DeltaConfig>,
+    /// Present if any trunk block is Mamba2.
+    pub mamba2: Option<Mamba2Config>,
     /// The file's token list; `None` without one.
     pub tokens: Option<TokenList>,
 }
@@ -157,18 +195,28 @@ impl Config {
         let d_model = keys.require("embedding_length", 1..=MAX_WIDTH)?;
         let heads = keys.per_block("attention.head_count", 0..=MAX_WIDTH)?;
         let heads = heads.ok_or_else(|| keys.missing("attention.head_count"))?;
-        let kv_heads = keys.per_block("attention.head_count_kv", 0..=MAX_WIDTH)?.unwrap_or_else(|| heads.clone());
-        let ffn = Self::ffn(keys, arch)?;
-        let head_dim = Self::head_dim(keys, d_model, &heads)?;
-        let norm_eps = keys.float("attention.layer_norm_rms_epsilon")?;
-        let norm_eps = norm_eps.ok_or_else(|| keys.missing("attention.layer_norm_rms_epsilon"))?;
-        if norm_eps <= 0.0 {
-            return Err(keys.range("attention.layer_norm_rms_epsilon", norm_eps, "a number above 0"));
+        let kv_heads = keys.per_block("attention.head_count_kv", 0..=MAX_WIDTH)?;
+        if arch.is_nemotron_h() && kv_heads.is_none() {
+            return Err(keys.missing("attention.head_count_kv"));
         }
-
-        let mixers = match arch {
-            Arch::Llama => vec![Mixer::Attention; all],
-            Arch::Qwen35 | Arch::Qwen35Moe => Self::mixers(keys)?,
+        let kv_heads = kv_heads.unwrap_or_else(|| heads.clone());
+        let (mixers, ffn) = match arch {
+            Arch::Llama => (vec![Mixer::Attention; all], Self::ffn(keys, arch)?),
+            Arch::Qwen35 | Arch::Qwen35Moe => (Self::mixers(keys)?, Self::ffn(keys, arch)?),
+            Arch::NemotronH | Arch::NemotronHMoe => nemotron_h::blocks(keys, arch, &kv_heads)?,
+        };
+        let head_dim = Self::head_dim(keys, d_model, &heads)?;
+        let layer_norm_eps = match arch.is_nemotron_h() {
+            true => Some(positive(keys, "attention.layer_norm_epsilon")?),
+            false => None,
+        };
+        let norm_eps = match (layer_norm_eps, keys.float("attention.layer_norm_rms_epsilon")?) {
+            (Some(eps), None) => eps,
+            _ => positive(keys, "attention.layer_norm_rms_epsilon")?,
+        };
+        let attention_scale = match arch.is_nemotron_h() {
+            true => keys.float("attention.scale")?.filter(|&scale| scale != 0.0),
+            false => None,
         };
         let mut blocks = Vec::with_capacity(all);
         for (i, mixer) in mixers.into_iter().enumerate() {
@@ -183,14 +231,15 @@ impl Config {
             }
             blocks.push(block);
         }
-        let delta = match blocks.iter().any(|b| b.mixer == Mixer::Delta) {
-            true => Some(DeltaConfig::read(keys)?),
-            false => None,
-        };
+        let has = |mixer| blocks.iter().any(|b: &Block| b.mixer == mixer);
+        let delta = if has(Mixer::Delta) { Some(DeltaConfig::read(keys)?) } else { None };
+        let mamba2 = if has(Mixer::Mamba2) { Some(Mamba2Config::read(keys)?) } else { None };
 
         let rope = match arch {
-            Arch::Llama => RopeConfig::read(keys, head_dim, Pairing::Adjacent, false)?,
-            Arch::Qwen35 | Arch::Qwen35Moe => RopeConfig::read(keys, head_dim, Pairing::Halves, true)?,
+            Arch::Llama => Some(RopeConfig::read(keys, head_dim, Pairing::Adjacent, false)?),
+            Arch::Qwen35 | Arch::Qwen35Moe => Some(RopeConfig::read(keys, head_dim, Pairing::Halves, true)?),
+            // The keys are written, and say nothing: this family does not rotate.
+            Arch::NemotronH | Arch::NemotronHMoe => None,
         };
 
         Ok(Self {
@@ -199,21 +248,27 @@ impl Config {
             d_model,
             context_train: keys.require("context_length", 1..=MAX_CONTEXT)?,
             norm_eps,
+            layer_norm_eps,
             head_dim,
+            attention_scale: attention_scale.unwrap_or(1.0 / (head_dim as f32).sqrt()),
             trunk,
             nextn: keys.counts.nextn as usize,
             blocks,
             rope,
             delta,
+            mamba2,
             tokens: meta.get_str_array("tokenizer.ggml.tokens")?.map(TokenList::of),
         })
     }
 
-    /// Head size from its own keys; only without them d_model / heads.
+    /// Head size from its own keys; only without them d_model / heads, which `nemotron_h` is never.
     fn head_dim(keys: &Keys<'_>, d_model: usize, heads: &[usize]) -> Result<usize, ModelError> {
         let key = keys.optional("attention.key_length", 1..=MAX_WIDTH)?;
         let value = keys.optional("attention.value_length", 1..=MAX_WIDTH)?;
         let derived = || {
+            if keys.arch.is_nemotron_h() {
+                return Err(keys.missing("attention.key_length"));
+            }
             let heads = heads.iter().copied().find(|&h| h > 0).unwrap_or(0);
             if heads == 0 || !d_model.is_multiple_of(heads) {
                 return Err(keys.range(
@@ -253,7 +308,7 @@ impl Config {
         let widths = widths.ok_or_else(|| keys.missing("feed_forward_length"))?;
         match widths.iter().position(|&width| width == 0) {
             Some(i) => Err(keys.range("feed_forward_length", format!("0 in block {i}"), format!("1 to {MAX_WIDTH}"))),
-            None => Ok(widths.into_iter().map(Ffn::Dense).collect()),
+            None => Ok(widths.into_iter().map(|width| Ffn::Dense { width, activation: Activation::SwiGlu }).collect()),
         }
     }
 
@@ -271,6 +326,15 @@ impl Config {
         let kind = |(i, delta)| if delta && i < trunk { Mixer::Delta } else { Mixer::Attention };
         Ok(recurrent.into_iter().enumerate().map(kind).collect())
     }
+}
+
+/// A float that must be there and above 0.
+fn positive(keys: &Keys<'_>, key: &str) -> Result<f32, ModelError> {
+    let value = keys.float(key)?.ok_or_else(|| keys.missing(key))?;
+    if value <= 0.0 {
+        return Err(keys.range(key, value, "a number above 0"));
+    }
+    Ok(value)
 }
 
 /// Limits that no real model comes near; they keep products of any two within 64 bits.

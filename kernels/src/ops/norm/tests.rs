@@ -1,20 +1,24 @@
-use super::{rms_norm, rms_norm_in_place};
+use super::{layer_norm, rms_norm, rms_norm_in_place};
 use crate::cpu::detect::Isa;
 use crate::cpu::pool::Pool;
 use crate::test_noise::{Noise, bits};
 
-/// The order of the module page, element by element.
-fn by_the_page(x: &[f32], weight: &[f32], eps: f32) -> Vec<f32> {
+/// A sum in the order of the module page, element by element; `term` adds one to a partial sum.
+fn sum(x: &[f32], term: impl Fn(f32, f32) -> f32) -> f32 {
     let mut sums = [0f32; 64];
     for (i, &x) in x.iter().enumerate() {
-        sums[i % 64] = x.mul_add(x, sums[i % 64]);
+        sums[i % 64] = term(x, sums[i % 64]);
     }
     let mut lanes: Vec<f32> = (0..16).map(|i| (sums[i] + sums[i + 16]) + (sums[i + 32] + sums[i + 48])).collect();
     while lanes.len() > 1 {
         let half = lanes.len() / 2;
         lanes = (0..half).map(|i| lanes[i] + lanes[i + half]).collect();
     }
-    let factor = 1.0 / (lanes[0] / x.len() as f32 + eps).sqrt();
+    lanes[0]
+}
+
+fn by_the_page(x: &[f32], weight: &[f32], eps: f32) -> Vec<f32> {
+    let factor = 1.0 / (sum(x, |x, sum| x.mul_add(x, sum)) / x.len() as f32 + eps).sqrt();
     x.iter().zip(weight).map(|(x, w)| x * factor * w).collect()
 }
 
@@ -35,6 +39,36 @@ fn every_width_rows_threads_and_instruction_set_give_the_stated_order() {
                 rms_norm_in_place(pool, isa, &mut dst, &weight, 1e-6);
                 assert_eq!(bits(&dst), bits(&expected));
             }
+        }
+    }
+}
+
+#[test]
+fn layer_norm_is_the_norm_of_what_is_left_without_the_mean() {
+    let mut noise = Noise::new(6);
+    let pools: Vec<Pool> = (1..=3).map(Pool::new).collect();
+    for width in (1..=70).chain([1024, 4096]) {
+        let rows = 1 + noise.below(20);
+        let x: Vec<f32> = noise.vec(rows * width).iter().map(|x| x + 0.7).collect();
+        let weight = noise.vec(width);
+        let centred = |x: &[f32]| {
+            let mean = sum(x, |x, sum| x + sum) / width as f32;
+            x.iter().map(|x| x - mean).collect::<Vec<f32>>()
+        };
+        let expected: Vec<f32> = x.chunks(width).flat_map(|x| by_the_page(&centred(x), &weight, 1e-5)).collect();
+        for pool in &pools {
+            for isa in Isa::available() {
+                let mut dst = noise.vec(rows * width);
+                layer_norm(pool, isa, &x, &weight, 1e-5, &mut dst);
+                assert_eq!(bits(&dst), bits(&expected), "{rows} rows of {width}, {isa:?}");
+            }
+        }
+        let row: Vec<f64> = x[..width].iter().map(|&x| f64::from(x)).collect();
+        let mean = row.iter().sum::<f64>() / width as f64;
+        let variance = row.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / width as f64;
+        for (i, x) in row.iter().enumerate() {
+            let y = (x - mean) / (variance + 1e-5).sqrt() * f64::from(weight[i]);
+            assert!((f64::from(expected[i]) - y).abs() < 1e-4, "{} for {y}", expected[i]);
         }
     }
 }
