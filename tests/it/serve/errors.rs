@@ -161,7 +161,7 @@ fn prompts_beyond_the_context() {
     continued["messages"].as_array_mut().unwrap().push(json!({"role": "assistant", "content": long, "prefix": true}));
     for (path, body, param, least) in [
         ("/v1/completions", json!({"prompt": ["b", long]}), "prompt", 1_000_000),
-        ("/v1/chat/completions", chat(&long), "messages", 1_000_010),
+        ("/v1/chat/completions", chat(&long), "messages", 1_000_009),
         ("/v1/chat/completions", continued, "messages", 1_000_020),
     ] {
         let answer = ask(fake.address(), path, &body);
