@@ -1,5 +1,6 @@
-use super::{layer_norm, rms_norm, rms_norm_in_place};
+use super::{dot, layer_norm, rms_norm, rms_norm_in_place, rms_norm_streams};
 use crate::cpu::detect::Isa;
+use crate::cpu::lanes::Plain;
 use crate::cpu::pool::Pool;
 use crate::test_noise::{Noise, bits};
 
@@ -86,4 +87,45 @@ fn close_to_double_precision_and_zero_at_zero() {
     }
     rms_norm(&pool, Isa::best(), &[0.0; 48], &[2.0; 48], 1e-6, &mut dst[..48]);
     assert_eq!(&dst[..48], &[0.0; 48]);
+}
+
+/// A stream is normed as a row of its own, with its own weights.
+#[test]
+fn streams_are_rows_of_their_own() {
+    let mut noise = Noise::new(6);
+    for (streams, width) in [(4, 64), (2, 33), (3, 7), (1, 100), (4, 2560)] {
+        let (x, weight) = (noise.vec(5 * streams * width), noise.vec(streams * width));
+        // Streams of very different size: one mean over all of them could not pass.
+        let x: Vec<f32> = x.iter().enumerate().map(|(i, x)| x * (1 << (i / width % streams)) as f32).collect();
+        let mut expected = Vec::new();
+        for (i, x) in x.chunks(width).enumerate() {
+            expected.extend(by_the_page(x, &weight[i % streams * width..][..width], 1e-6));
+        }
+        for isa in Isa::available() {
+            for threads in 1..=3 {
+                let mut dst = vec![f32::NAN; x.len()];
+                rms_norm_streams(&Pool::new(threads), isa, &x, &weight, width, 1e-6, &mut dst);
+                assert_eq!(bits(&dst), bits(&expected), "{streams} streams of {width}, {isa:?}");
+            }
+        }
+    }
+}
+
+/// Sixty-four chains by position, then the tree: the order of every dot product that uses it.
+#[test]
+fn a_dot_product_has_the_order_of_the_page() {
+    let mut noise = Noise::new(7);
+    for len in (0..=130).chain([576, 2560]) {
+        let (a, b) = (noise.vec(len), noise.vec(len));
+        let mut sums = [0f32; 64];
+        for (i, (a, b)) in a.iter().zip(&b).enumerate() {
+            sums[i % 64] = a.mul_add(*b, sums[i % 64]);
+        }
+        let mut lanes: Vec<f32> = (0..16).map(|i| (sums[i] + sums[i + 16]) + (sums[i + 32] + sums[i + 48])).collect();
+        while lanes.len() > 1 {
+            let half = lanes.len() / 2;
+            lanes = (0..half).map(|i| lanes[i] + lanes[i + half]).collect();
+        }
+        assert_eq!(dot(Plain, &a, &b).to_bits(), lanes[0].to_bits(), "{len} elements");
+    }
 }
