@@ -24,7 +24,7 @@ use super::kv_cache::{Element, KvCache, KvGeometry, PAGE_TOKENS, Pages, Payload}
 
 /// Absolute positions of a split.
 pub const SPLIT_TOKENS: usize = 256;
-const SPLIT_PAGES: usize = SPLIT_TOKENS / PAGE_TOKENS;
+pub(super) const SPLIT_PAGES: usize = SPLIT_TOKENS / PAGE_TOKENS;
 /// Queries of one work item, about: enough to share the reading of a split, few enough to spread over workers.
 const ITEM_QUERIES: usize = 64;
 /// Floats of partial results kept when the splits of few rows are spread over workers; beyond it they are not.
@@ -190,9 +190,9 @@ impl<E: Element> Call<'_, E> {
 
 /// What a query has of a softmax so far.
 #[derive(Clone, Copy)]
-struct Running {
-    max: f32,
-    sum: f32,
+pub(super) struct Running {
+    pub(super) max: f32,
+    pub(super) sum: f32,
 }
 
 const NOTHING: Running = Running { max: f32::NEG_INFINITY, sum: 0.0 };
@@ -200,7 +200,7 @@ const NOTHING: Running = Running { max: f32::NEG_INFINITY, sum: 0.0 };
 impl Running {
     /// Takes a split in; returns the factors of the output so far and of the split's.
     #[inline(always)]
-    fn merge<S: Simd>(&mut self, s: S, split: Running) -> (f32, f32) {
+    pub(super) fn merge<S: Simd>(&mut self, s: S, split: Running) -> (f32, f32) {
         let max = if split.max > self.max { split.max } else { self.max };
         let [a, b, ..] = exp_lanes(s, s.load_partial(&[self.max - max, split.max - max])).to_array();
         self.sum = split.sum.mul_add(b, self.sum * a);
@@ -581,11 +581,18 @@ fn softmax_split<S: Simd>(s: S, scores: &mut [f32; SPLIT_TOKENS], seen: usize) -
     let (pages, _) = scores.as_chunks_mut::<LANES>();
     let pages = &mut pages[..seen.div_ceil(LANES)];
     let hidden = s.splat(f32::NEG_INFINITY);
-    let mut max = hidden;
     for (p, page) in pages.iter_mut().enumerate() {
-        let score = s.load(page).first(seen - p * LANES, hidden);
-        score.store(page);
-        max = score.max(max);
+        s.load(page).first(seen - p * LANES, hidden).store(page);
+    }
+    softmax(s, pages)
+}
+
+/// Turns the scores of a split into weights, page by page; a position that takes no part has the score -inf.
+#[inline(always)]
+pub(super) fn softmax<S: Simd>(s: S, pages: &mut [[f32; LANES]]) -> Running {
+    let mut max = s.splat(f32::NEG_INFINITY);
+    for page in pages.iter() {
+        max = s.load(page).max(max);
     }
     let max = max.greatest();
     let mut sum = s.splat(0.0);
@@ -598,4 +605,4 @@ fn softmax_split<S: Simd>(s: S, scores: &mut [f32; SPLIT_TOKENS], seen: usize) -
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

@@ -5,12 +5,14 @@
 //! nothing but the row itself: not on other rows, threads, segments or the instruction set.
 
 pub mod attention;
+pub mod block_select;
 pub mod delta_net;
 pub mod delta_state;
 pub mod elementwise;
 pub mod exp;
 pub mod history;
 pub mod hyper_connection;
+pub mod index_keys;
 pub mod kv_cache;
 pub mod logits;
 pub mod mamba2;
@@ -20,6 +22,7 @@ pub mod ngram;
 pub mod norm;
 pub mod rope;
 mod sweep;
+pub mod sparse_attention;
 
 /// Elements a worker is given at least, so that handing them out costs less than working on them.
 const GRAIN_ELEMENTS: usize = 8192;

@@ -6,13 +6,13 @@ use crate::ops::kv_cache::{KvCache, KvGeometry, KvType, PAGE_TOKENS};
 use crate::test_noise::{Noise, bits};
 
 /// A sequence in a cache: pages in no order, everything past its length NaN.
-struct Sequence {
-    cache: KvCache,
-    pages: Vec<u32>,
+pub(crate) struct Sequence {
+    pub(crate) cache: KvCache,
+    pub(crate) pages: Vec<u32>,
     len: usize,
 }
 
-fn sequence(noise: &mut Noise, kv_type: KvType, geometry: KvGeometry, len: usize) -> Sequence {
+pub(crate) fn sequence(noise: &mut Noise, kv_type: KvType, geometry: KvGeometry, len: usize) -> Sequence {
     let count = len.div_ceil(PAGE_TOKENS) + 1;
     let other = KvGeometry { kv_heads: 1, head_dim: 8 };
     let mut cache = KvCache::new(kv_type, &[other, geometry], count + 2);
@@ -30,7 +30,7 @@ fn sequence(noise: &mut Noise, kv_type: KvType, geometry: KvGeometry, len: usize
 }
 
 /// Keys and values of one KV head, `[position][head_dim]`, as stored.
-fn stored(sequence: &Sequence, kv_head: usize, len: usize) -> Vec<(Vec<f32>, Vec<f32>)> {
+pub(crate) fn stored(sequence: &Sequence, kv_head: usize, len: usize) -> Vec<(Vec<f32>, Vec<f32>)> {
     let KvGeometry { kv_heads, head_dim } = sequence.cache.geometry(1);
     let (mut k, mut v) = (vec![0.0; kv_heads * head_dim], vec![0.0; kv_heads * head_dim]);
     (0..len)
@@ -42,16 +42,27 @@ fn stored(sequence: &Sequence, kv_head: usize, len: usize) -> Vec<(Vec<f32>, Vec
         .collect()
 }
 
-/// The order of the module page.
-fn by_the_page(q: &[f32], stored: &[(Vec<f32>, Vec<f32>)], scale: f32) -> Vec<f32> {
+/// The order of the module page, over the positions that `allowed` lets take part.
+pub(crate) fn by_the_page(
+    q: &[f32],
+    stored: &[(Vec<f32>, Vec<f32>)],
+    scale: f32,
+    allowed: impl Fn(usize) -> bool,
+) -> Vec<f32> {
     let mut running: Option<(f32, f32, Vec<f32>)> = None;
-    for split in stored.chunks(SPLIT_TOKENS) {
-        let scores: Vec<f32> =
-            split.iter().map(|(k, _)| q.iter().zip(k).fold(0f32, |sum, (q, k)| q.mul_add(*k, sum)) * scale).collect();
+    for (first, split) in (0..).step_by(SPLIT_TOKENS).zip(stored.chunks(SPLIT_TOKENS)) {
+        let split: Vec<_> = split.iter().enumerate().filter(|(t, _)| allowed(first + t)).collect();
+        if split.is_empty() {
+            continue;
+        }
+        let scores: Vec<f32> = split
+            .iter()
+            .map(|(_, (k, _))| q.iter().zip(k).fold(0f32, |sum, (q, k)| q.mul_add(*k, sum)) * scale)
+            .collect();
         let max = scores.iter().fold(f32::NEG_INFINITY, |m, &x| m.max(x));
         let mut lanes = [0f32; 16];
         let mut out = vec![0f32; q.len()];
-        for (t, (score, (_, v))) in scores.iter().zip(split).enumerate() {
+        for (score, (t, (_, v))) in scores.iter().zip(&split) {
             let weight = exp(score - max);
             lanes[t % 16] += weight;
             out.iter_mut().zip(v).for_each(|(o, v)| *o = weight.mul_add(*v, *o));
@@ -122,7 +133,7 @@ fn every_shape_gives_the_stated_order_on_every_instruction_set_and_thread_count(
                 let (row, kv_head) = (n / heads, n % heads / group);
                 let seen = &all[kv_head][..end - rows + row + 1];
                 let exact = in_double(q, seen, 0.25);
-                expected.extend(by_the_page(q, seen, 0.25));
+                expected.extend(by_the_page(q, seen, 0.25, |_| true));
                 let got = &expected[n * head_dim..];
                 assert!(got.iter().zip(&exact).all(|(&x, y)| (f64::from(x) - y).abs() < 2e-6), "order is wrong");
             }
