@@ -1,7 +1,7 @@
 //! Gated delta net: a window in one sweep against as many single steps, the state too large for the cache.
 
 use engine_kernels::ops::delta_net::{DeltaInputs, DeltaScratch, DeltaWeights, delta_net};
-use engine_kernels::ops::delta_state::{DeltaDims, DeltaLayer, HeadMap};
+use engine_kernels::ops::delta_state::{DeltaDims, DeltaLayer, HeadMap, OutputGate};
 use engine_kernels::ops::history::StateSegment;
 use engine_kernels::{Isa, Pool};
 use engine_perf::{floats, shortest};
@@ -18,6 +18,7 @@ fn main() {
         conv_taps: 4,
         eps: 1e-6,
         head_map: HeadMap::Tiled,
+        output_gate: OutputGate::Silu,
     };
     let heads = dims.value_heads;
     let pool = Pool::new(1);

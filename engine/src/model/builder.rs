@@ -1,6 +1,6 @@
 //! What the program builders of all architectures share: asking for tensors, and the stock pieces of a block.
 
-use engine_kernels::ops::delta_state::{DeltaDims, HeadMap};
+use engine_kernels::ops::delta_state::{DeltaDims, HeadMap, OutputGate};
 use engine_kernels::ops::kv_cache::KvGeometry;
 
 use super::config::{Block, Config};
@@ -214,6 +214,7 @@ impl<'a> Builder<'a> {
                 conv_taps: delta.conv_taps,
                 eps: self.config.norm_eps,
                 head_map: HeadMap::Tiled,
+                output_gate: OutputGate::Silu,
             },
             conv: self.wants.grid(Source::Model, &name("ssm_conv1d.weight"), delta.conv_taps, delta.channels()),
             a,

@@ -20,7 +20,7 @@ use crate::cpu::disjoint::Blocks;
 use crate::cpu::lanes::{Kernel, LANES, Simd, Vector, dispatch};
 use crate::cpu::pool::Pool;
 
-use super::delta_state::{DeltaDims, DeltaLayer, GATES, MIXED};
+use super::delta_state::{DeltaDims, DeltaLayer, GATES, MIXED, OutputGate};
 use super::exp::{exp_lanes, sigmoid_lanes, silu_lanes, softplus};
 use super::history::{Columns, History, StateSegment, add_product, by_tap};
 use super::norm::{rms_factor, sum_of_squares};
@@ -76,7 +76,7 @@ pub struct DeltaScratch {
     gates: Vec<f32>,
 }
 
-/// `dst[r] = rms(o[r]; norm) * silu(z[r])`, `[rows][value_heads * value_dim]`, and the state moved on.
+/// `dst[r] = rms(o[r]; norm) * gate(z[r])`, `[rows][value_heads * value_dim]`, and the state moved on.
 /// Rows in no segment are left as they are.
 ///
 /// # Panics
@@ -349,23 +349,31 @@ impl Kernel for Sweep<'_> {
         let (heads, first) = (self.dims.value_heads, self.segment.rows.start);
         for (i, out) in self.out.iter_mut().enumerate() {
             let z = &self.z[((first + i) * heads + self.head) * value_dim..][..value_dim];
-            gate_output(s, out, &self.weights.norm, z, self.dims.eps);
+            gate_output(s, self.dims, out, &self.weights.norm, z);
         }
     }
 }
 
-/// `out = (out / sqrt(mean(out^2) + eps) * norm) * silu(z)`.
+/// `out = (out / sqrt(mean(out^2) + eps) * norm) * gate(z)`.
 #[inline(always)]
-fn gate_output<S: Simd>(s: S, out: &mut [f32], norm: &[f32], z: &[f32], eps: f32) {
-    let factor = s.splat(rms_factor(s, out, eps));
+fn gate_output<S: Simd>(s: S, dims: &DeltaDims, out: &mut [f32], norm: &[f32], z: &[f32]) {
+    let factor = s.splat(rms_factor(s, out, dims.eps));
     let (out, out_rest) = out.as_chunks_mut::<LANES>();
     let (norm, norm_rest) = norm.as_chunks::<LANES>();
     let (z, z_rest) = z.as_chunks::<LANES>();
     for ((out, norm), z) in out.iter_mut().zip(norm).zip(z) {
-        s.load(out).mul(factor).mul(s.load(norm)).mul(silu_lanes(s, s.load(z))).store(out);
+        s.load(out).mul(factor).mul(s.load(norm)).mul(open(s, dims.output_gate, s.load(z))).store(out);
     }
     let (z, norm) = (s.load_partial(z_rest), s.load_partial(norm_rest));
-    s.load_partial(out_rest).mul(factor).mul(norm).mul(silu_lanes(s, z)).store_partial(out_rest);
+    s.load_partial(out_rest).mul(factor).mul(norm).mul(open(s, dims.output_gate, z)).store_partial(out_rest);
+}
+
+#[inline(always)]
+fn open<S: Simd>(s: S, gate: OutputGate, z: S::V) -> S::V {
+    match gate {
+        OutputGate::Silu => silu_lanes(s, z),
+        OutputGate::Sigmoid => sigmoid_lanes(s, z),
+    }
 }
 
 #[cfg(test)]

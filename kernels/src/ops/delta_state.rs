@@ -18,6 +18,15 @@ pub enum HeadMap {
     Grouped,
 }
 
+/// What opens the output of a head: a function of the gate projection.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum OutputGate {
+    /// `z * sigmoid(z)`: `qwen35`, `qwen35moe`, `qwen3next`.
+    Silu,
+    /// `sigmoid(z)`: `qwen4exp`.
+    Sigmoid,
+}
+
 /// Shape of one gated delta net layer.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct DeltaDims {
@@ -35,6 +44,8 @@ pub struct DeltaDims {
     pub eps: f32,
     /// Which key head a value head uses.
     pub head_map: HeadMap,
+    /// What opens the output.
+    pub output_gate: OutputGate,
 }
 
 impl DeltaDims {

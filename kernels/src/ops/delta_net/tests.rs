@@ -1,7 +1,7 @@
 use super::{DeltaInputs, DeltaScratch, DeltaWeights, delta_net, fold};
 use crate::cpu::detect::Isa;
 use crate::cpu::pool::Pool;
-use crate::ops::delta_state::{DeltaDims, DeltaLayer, HeadMap};
+use crate::ops::delta_state::{DeltaDims, DeltaLayer, HeadMap, OutputGate};
 use crate::ops::history::StateSegment;
 use crate::test_noise::{Noise, bits};
 
@@ -14,6 +14,7 @@ const DIMS: DeltaDims = DeltaDims {
     conv_taps: 4,
     eps: 1e-6,
     head_map: HeadMap::Tiled,
+    output_gate: OutputGate::Silu,
 };
 
 fn weights(noise: &mut Noise, dims: &DeltaDims) -> DeltaWeights {
@@ -160,7 +161,11 @@ fn in_double(dims: &DeltaDims, weights: &DeltaWeights, inputs: &Inputs, rows: us
             let mean = o.iter().map(|o| o * o).sum::<f64>() / hv as f64;
             for (j, o) in o.iter().enumerate() {
                 let z = f64::from(inputs.z[(t * heads + p) * hv + j]);
-                out.push(o / (mean + f64::from(dims.eps)).sqrt() * f64::from(weights.norm[j]) * silu(z));
+                let gate = match dims.output_gate {
+                    OutputGate::Silu => silu(z),
+                    OutputGate::Sigmoid => 1.0 / (1.0 + (-z).exp()),
+                };
+                out.push(o / (mean + f64::from(dims.eps)).sqrt() * f64::from(weights.norm[j]) * gate);
             }
         }
     }
@@ -169,9 +174,13 @@ fn in_double(dims: &DeltaDims, weights: &DeltaWeights, inputs: &Inputs, rows: us
 
 #[test]
 fn close_to_the_formulas_in_double_precision() {
-    for head_map in [HeadMap::Tiled, HeadMap::Grouped] {
+    for (head_map, output_gate) in [
+        (HeadMap::Tiled, OutputGate::Silu),
+        (HeadMap::Grouped, OutputGate::Silu),
+        (HeadMap::Tiled, OutputGate::Sigmoid),
+    ] {
         for (key_dim, value_dim, conv_taps) in [(16, 24, 4), (32, 32, 2), (8, 40, 1), (128, 128, 4), (20, 7, 3)] {
-            let dims = DeltaDims { key_dim, value_dim, conv_taps, head_map, ..DIMS };
+            let dims = DeltaDims { key_dim, value_dim, conv_taps, head_map, output_gate, ..DIMS };
             let mut noise = Noise::new(42);
             let inputs = Inputs::noise(&mut noise, &dims, 40);
             let (got, _) = decode(dims, Isa::best(), &inputs, 40);
@@ -186,7 +195,8 @@ fn close_to_the_formulas_in_double_precision() {
 #[test]
 fn every_instruction_set_and_thread_count_gives_the_bits_of_plain_rust() {
     for (key_dim, value_dim) in [(16, 24), (32, 64), (16, 16), (24, 33), (64, 128)] {
-        let dims = DeltaDims { key_dim, value_dim, ..DIMS };
+        let output_gate = if value_dim == 33 { OutputGate::Sigmoid } else { OutputGate::Silu };
+        let dims = DeltaDims { key_dim, value_dim, output_gate, ..DIMS };
         let inputs = Inputs::noise(&mut Noise::new(43), &dims, 12);
         let (out, saved) = decode(dims, Isa::Scalar, &inputs, 12);
         for isa in Isa::available() {
