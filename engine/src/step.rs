@@ -91,7 +91,7 @@ pub enum SlotOp {
 
 /// Catch-up and drafting of the MTP block. One segment per sequence.
 ///
-/// Row p pairs token x_p with the trunk's hidden row h_(p-1) (after the output norm; h_(-1) = 0). A segment names the
+/// Row p pairs token x_p with the trunk's hidden row h_(p-1) (h_(-1) = 0). A segment names the
 /// committed tokens whose MTP row is not in the cache yet; their K and V are computed from the hidden rows that the
 /// Executor kept. With `depth > 0` the last token is the anchor: its whole block is run, and drafts are chained from
 /// it; rows past the anchor are scratch and need pages, but leave `mtp_len` at `position + tokens`.
@@ -302,7 +302,7 @@ pub struct StepResult {
 
     /// Probe: `[rule][vocab]` raw logits.
     pub logits: Vec<f32>,
-    /// Probe: `[rule][d_model]` hidden rows after the output norm.
+    /// Probe: `[rule][hidden_width]` hidden rows, as the MTP block is fed them.
     pub hidden: Vec<f32>,
     /// Probe: `[row][vocab]` MTP logits, first of every catch-up token, then of every draft step past the anchor.
     pub mtp_logits: Vec<f32>,
@@ -335,8 +335,8 @@ impl StepResult {
 pub struct Shape {
     /// Tokens that may be chosen: ids `0..vocab`.
     pub vocab: usize,
-    /// Width of a hidden row.
-    pub d_model: usize,
+    /// Width of a hidden row, as the MTP block is fed it; not what the LM head reads everywhere.
+    pub hidden_width: usize,
     /// Positions the model was made for.
     pub context_train: usize,
     /// Whether an MTP block is loaded.

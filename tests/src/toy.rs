@@ -170,7 +170,7 @@ impl Toy {
     pub fn new(config: ToyConfig, limits: &Limits) -> Self {
         let shape = Shape {
             vocab: VOCAB,
-            d_model: 1,
+            hidden_width: 1,
             context_train: limits.context,
             mtp: config.hidden_rows > 0,
             recurrent: true,

@@ -69,7 +69,7 @@ pub struct SequenceOutput {
     pub logsumexp: Vec<f64>,
     /// Logits of the last position.
     pub logits_last: Vec<f32>,
-    /// Hidden row of the last position, after the output norm.
+    /// Hidden row of the last position, as the MTP block is fed it.
     pub h_last: Vec<f32>,
     /// Greedy continuation.
     pub greedy: Vec<u32>,
@@ -156,7 +156,7 @@ fn sequence<E: Executor>(single: &mut Single<E>, tokens: &[u32], continuation: u
             out.logsumexp.push(sample::log_sum_exp(row));
         }
         out.logits_last = result.logits[result.logits.len() - shape.vocab..].to_vec();
-        out.h_last = result.hidden[result.hidden.len() - shape.d_model..].to_vec();
+        out.h_last = result.hidden[result.hidden.len() - shape.hidden_width..].to_vec();
         if shape.mtp {
             let result = single.mtp(chunk, 0, true);
             out.mtp_top1.extend(result.mtp_logits.chunks_exact(shape.vocab).map(best));

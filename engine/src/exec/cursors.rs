@@ -35,22 +35,22 @@ impl Cursor {
 /// All sequences.
 pub struct Cursors {
     cursor: Vec<Cursor>,
-    /// `[slot][capacity][d_model]`, row of position p at p % capacity. Empty without an MTP block.
+    /// `[slot][capacity][width]`, row of position p at p % capacity. Empty without an MTP block.
     hidden: Vec<f32>,
     capacity: usize,
-    d_model: usize,
+    width: usize,
     /// The recurrent state cannot be cut below its fold.
     recurrent: bool,
 }
 
 impl Cursors {
-    /// Empty sequences; `capacity` hidden rows each, 0 without an MTP block.
-    pub fn new(slots: usize, capacity: usize, d_model: usize, recurrent: bool) -> Self {
+    /// Empty sequences; `capacity` hidden rows of `width` each, 0 without an MTP block.
+    pub fn new(slots: usize, capacity: usize, width: usize, recurrent: bool) -> Self {
         Self {
             cursor: vec![Cursor::default(); slots],
-            hidden: vec![0.0; slots * capacity * d_model],
+            hidden: vec![0.0; slots * capacity * width],
             capacity,
-            d_model,
+            width,
             recurrent,
         }
     }
@@ -123,7 +123,7 @@ impl Cursors {
     pub fn keep_hidden(&mut self, slot: StateSlot, position: u32, row: &[f32]) {
         if self.capacity > 0 {
             let at = self.at(slot, position);
-            self.hidden[at..at + self.d_model].copy_from_slice(row);
+            self.hidden[at..at + self.width].copy_from_slice(row);
         }
     }
 
@@ -144,13 +144,13 @@ impl Cursors {
             c.kv_len
         );
         let at = self.at(slot, before);
-        dst.copy_from_slice(&self.hidden[at..at + self.d_model]);
+        dst.copy_from_slice(&self.hidden[at..at + self.width]);
     }
 
     /// Makes `to` a copy of `from`.
     pub fn copy(&mut self, from: StateSlot, to: StateSlot) {
         self.cursor[to.index()] = self.cursor[from.index()];
-        let width = self.capacity * self.d_model;
+        let width = self.capacity * self.width;
         let (from, to) = (from.index() * width, to.index() * width);
         self.hidden.copy_within(from..from + width, to);
     }
@@ -165,7 +165,7 @@ impl Cursors {
     }
 
     fn at(&self, slot: StateSlot, position: u32) -> usize {
-        (slot.index() * self.capacity + position as usize % self.capacity) * self.d_model
+        (slot.index() * self.capacity + position as usize % self.capacity) * self.width
     }
 }
 

@@ -82,6 +82,7 @@ impl Machine {
             isa: options.isa,
             activation: options.activation,
             buffers: width.iter().map(|w| vec![0.0; w * limits.step_rows]).collect(),
+            head_in: Vec::with_capacity(rows * width[program.head_in.index()]),
             width,
             input: InputScratch::new(),
             rope: program.rope.map(|rope| Rope {
@@ -93,7 +94,6 @@ impl Machine {
             }),
             rope_table: RopeTable::default(),
             attention: AttentionScratch::default(),
-            head_in: Vec::with_capacity(rows * model.config.d_model),
             logits: vec![0.0; rows * head_rows],
             kv: KvCache::new(options.kv_type, &program.kv, limits.pages),
             recurrent: Recurrent::new(&program.recurrent, &model.weights, limits),

@@ -100,7 +100,7 @@ impl CpuExecutor {
         limits.check()?;
         let Limits { slots, context, .. } = limits;
         let payload = Machine::bytes_for(&model, &limits, options.kv_type);
-        let hidden = 4 * slots * hidden_rows(&model, &limits) * model.config.d_model;
+        let hidden = 4 * slots * hidden_rows(&model, &limits) * model.program.width(model.program.hidden);
         let bytes = payload.saturating_add(hidden).saturating_add(limits.ledger_bytes());
         // Asked for as a whole and given back: each part alone might still fit, and a failure then ends the process.
         match Vec::<u8>::new().try_reserve_exact(bytes) {
@@ -128,10 +128,10 @@ impl CpuExecutor {
         let mtp = model.program.mtp.is_some();
         let recurrent = !model.program.recurrent.is_empty();
         let hidden_rows = hidden_rows(&model, &limits);
-        let d_model = model.config.d_model;
+        let hidden_width = model.program.width(model.program.hidden);
         let shape = Shape {
             vocab: model.vocab,
-            d_model,
+            hidden_width,
             context_train: model.config.context_train,
             mtp,
             recurrent,
@@ -139,7 +139,7 @@ impl CpuExecutor {
         };
         Self {
             machine: Machine::new(&model, &limits, &options, pool),
-            cursors: Cursors::new(limits.slots, hidden_rows, d_model, recurrent),
+            cursors: Cursors::new(limits.slots, hidden_rows, hidden_width, recurrent),
             checkpoints: HashMap::with_capacity(limits.checkpoints),
             chooser: Chooser::new(options.isa),
             model,

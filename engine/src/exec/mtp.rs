@@ -112,7 +112,7 @@ impl CpuExecutor {
         if rows.len() == 0 {
             return;
         }
-        let d = self.model.config.d_model;
+        let d = self.shape.hidden_width;
         let hidden = self.machine.rows_mut(mtp.hidden_in, rows.len());
         for (segment, run) in &rows.runs {
             for row in run.clone() {
@@ -134,7 +134,7 @@ impl CpuExecutor {
     }
 
     fn export(&mut self, mtp: &MtpProgram, rows: &[usize], out: &mut StepResult) {
-        let (logits, stride) = self.machine.logits(&self.model, mtp.head, mtp.hidden_out, rows);
+        let (logits, stride) = self.machine.logits(&self.model, mtp.head, mtp.head_in, rows);
         for row in logits.chunks_exact(stride) {
             out.mtp_logits.extend_from_slice(&row[..self.model.vocab]);
         }
@@ -149,7 +149,7 @@ impl CpuExecutor {
         group: &mut [Chain],
         out: &mut StepResult,
     ) {
-        let d = self.model.config.d_model;
+        let d = self.shape.hidden_width;
         let mut rows = Rows::default();
         let mut active: Vec<&mut Chain> = group.iter_mut().filter(|c| !c.done).collect();
         if active.is_empty() {
@@ -174,7 +174,7 @@ impl CpuExecutor {
         }
         let isa = self.machine.isa();
         let vocab = self.model.vocab;
-        let (logits, stride) = self.machine.logits(&self.model, mtp.head, mtp.hidden_out, &all);
+        let (logits, stride) = self.machine.logits(&self.model, mtp.head, mtp.head_in, &all);
         for (chain, row) in active.iter_mut().zip(logits.chunks_exact(stride)) {
             let row = &row[..vocab];
             let (Some((token, logit)), Some(lse)) = (argmax(isa, row), log_sum_exp(isa, row)) else {

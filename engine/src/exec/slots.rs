@@ -78,7 +78,7 @@ impl CpuExecutor {
                 cursor.mtp_len,
                 cursor.kv_len
             );
-            hidden.resize(self.shape.d_model, 0.0);
+            hidden.resize(self.shape.hidden_width, 0.0);
             self.cursors.hidden_before(state, cursor.kv_len, &mut hidden);
         }
         let payload = self.machine.recurrent.save(state.index());

@@ -68,7 +68,7 @@ impl CpuExecutor {
     }
 
     fn advance(&mut self, work: &TrunkWork) {
-        let d = self.shape.d_model;
+        let d = self.shape.hidden_width;
         let hidden = self.machine.rows(self.model.program.hidden, work.token.len());
         for (s, &state) in work.state.iter().enumerate() {
             let rows = work.row_start[s]..work.row_start[s + 1];
@@ -87,7 +87,7 @@ impl CpuExecutor {
         out.fault.resize(segments, None);
         out.top_start.push(0);
         let program = &self.model.program;
-        let (d, vocab) = (self.shape.d_model, self.model.vocab);
+        let (d, vocab) = (self.shape.hidden_width, self.model.vocab);
         let runs = runs(work);
         for block in blocks(&runs) {
             let block = &runs[block];
@@ -99,7 +99,7 @@ impl CpuExecutor {
                     out.hidden.extend_from_slice(&hidden[row * d..(row + 1) * d]);
                 }
             }
-            let (logits, stride) = self.machine.logits(&self.model, program.head, program.hidden, &rows);
+            let (logits, stride) = self.machine.logits(&self.model, program.head, program.head_in, &rows);
             if work.rules.probe {
                 for row in logits.chunks_exact(stride) {
                     out.logits.extend_from_slice(&row[..vocab]);

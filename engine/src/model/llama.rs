@@ -3,11 +3,11 @@
 //! Source: llama.cpp `src/models/llama.cpp` (tensor names, adjacent-pair rotation, 1/sqrt(head_dim)).
 
 use super::builder::{Builder, Place, Query};
-use super::program::{BufferId, MatrixId, Op};
+use super::program::{Op, Trunk};
 use super::tensors::Source;
 
-/// The trunk's operations, its hidden rows and its LM head.
-pub fn trunk(b: &mut Builder<'_>) -> (Vec<Op>, BufferId, MatrixId) {
+/// The trunk; the MTP block is fed what the LM head reads.
+pub fn trunk(b: &mut Builder<'_>) -> Trunk {
     let mut ops = Vec::new();
     let x = b.row("residual");
     let normed = b.row("normed");
@@ -30,5 +30,5 @@ pub fn trunk(b: &mut Builder<'_>) -> (Vec<Op>, BufferId, MatrixId) {
     }
     b.norm(&mut ops, Source::Model, "output_norm.weight", x, hidden);
     let head = b.head(table, rows);
-    (ops, hidden, head)
+    Trunk { ops, hidden, head_in: hidden, head }
 }

@@ -75,7 +75,7 @@ pub fn build(
             Op::RmsNorm { src: cur, weight, dst: hidden_out }
         }
     });
-    MtpProgram { fill, block: full, hidden_in, hidden_out, head }
+    MtpProgram { fill, block: full, hidden_in, hidden_out, head_in: hidden_out, head }
 }
 
 fn fuse(b: &mut Builder<'_>, ops: &mut Vec<Op>, at: Place<'_>, table: MatrixId, hidden_in: BufferId, cur: BufferId) {

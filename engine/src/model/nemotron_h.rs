@@ -7,11 +7,11 @@ use engine_kernels::ops::mamba2_state::Mamba2Dims;
 
 use super::builder::{Builder, Place, Query};
 use super::config::Mixer;
-use super::program::{BufferId, Mamba2Geometry, MatrixId, Op, RecurrentGeometry};
+use super::program::{BufferId, Mamba2Geometry, Op, RecurrentGeometry, Trunk};
 use super::tensors::Source;
 
-/// The trunk's operations, its hidden rows and its LM head.
-pub fn trunk(b: &mut Builder<'_>) -> (Vec<Op>, BufferId, MatrixId) {
+/// The trunk; the MTP block is fed what the LM head reads.
+pub fn trunk(b: &mut Builder<'_>) -> Trunk {
     let mut ops = Vec::new();
     let x = b.row("residual");
     let normed = b.row("normed");
@@ -37,7 +37,7 @@ pub fn trunk(b: &mut Builder<'_>) -> (Vec<Op>, BufferId, MatrixId) {
     }
     b.norm(&mut ops, Source::Model, "output_norm.weight", x, hidden);
     let head = b.head(table, rows);
-    (ops, hidden, head)
+    Trunk { ops, hidden, head_in: hidden, head }
 }
 
 /// Attention of `normed`, added onto `residual`. Positions serve the causal mask alone.

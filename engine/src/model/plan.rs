@@ -4,7 +4,7 @@ use super::builder::Builder;
 use super::config::{Arch, Config, ExpertsConfig, Ffn, Mixer};
 use super::conventions::Conventions;
 use super::error::ModelError;
-use super::program::{MatrixId, MtpProgram, Program};
+use super::program::{MatrixId, MtpProgram, Program, Trunk};
 use super::tensors::{Inventory, Source, WantedMatrix, WantedVector, Wants};
 use super::{llama, mtp_block, nemotron_h, qwen35};
 
@@ -71,7 +71,7 @@ impl Plan {
             check_sidecar(model, draft)?;
         }
         let mut b = Builder::new(model.config, conventions, Wants::new(model.tensors, draft.map(|d| d.tensors)));
-        let (trunk, hidden, head) = match model.config.arch {
+        let Trunk { ops: trunk, hidden, head_in, head } = match model.config.arch {
             Arch::Llama => llama::trunk(&mut b),
             Arch::Qwen35 | Arch::Qwen35Moe => qwen35::trunk(&mut b),
             Arch::NemotronH | Arch::NemotronHMoe => nemotron_h::trunk(&mut b),
@@ -104,6 +104,7 @@ impl Plan {
             buffers: buffers.finish(),
             trunk,
             hidden,
+            head_in,
             head,
             mtp,
             kv,

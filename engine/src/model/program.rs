@@ -1,10 +1,10 @@
 //! The forward pass as data: a straight line of operations over named row buffers, built once per model.
 //!
 //! ```text
-//! trunk   tokens ─► Embed ─► (per layer: norm, mixer, add, norm, FFN, add) ─► output norm ─► hidden
+//! trunk   tokens ─► Embed ─► (per layer: norm, mixer, add, norm, FFN, add) ─► hidden, output norm ─► head_in
 //! fill    tokens, hidden_in ─► fuse ─► K, V of the MTP block                       (nothing is read back)
-//! block   tokens, hidden_in ─► fuse ─► the MTP block whole ─► its own hidden row
-//! head    hidden ─► logits, only for the rows that are asked for
+//! block   tokens, hidden_in ─► fuse ─► the MTP block whole ─► its own hidden row and head_in
+//! head    head_in ─► logits, only for the rows that are asked for
 //! ```
 //!
 //! Every operation treats every row alike, or goes through the batch's segments (attention, recurrence); none knows
@@ -297,8 +297,10 @@ pub struct MtpProgram {
     pub block: Vec<Op>,
     /// Where the hidden rows h_(p-1) are put before either runs.
     pub hidden_in: BufferId,
-    /// The block's own hidden rows, after its head norm.
+    /// The block's own hidden rows: what the next step of a chain is fed.
     pub hidden_out: BufferId,
+    /// What its LM head reads.
+    pub head_in: BufferId,
     /// Its LM head.
     pub head: MatrixId,
 }
@@ -310,8 +312,10 @@ pub struct Program {
     pub buffers: Vec<Buffer>,
     /// Token ids to hidden rows.
     pub trunk: Vec<Op>,
-    /// The trunk's hidden rows, after the output norm.
+    /// The trunk's hidden rows: what the MTP block is fed.
     pub hidden: BufferId,
+    /// What the LM head reads.
+    pub head_in: BufferId,
     /// The trunk's LM head.
     pub head: MatrixId,
     /// The MTP block.
@@ -329,6 +333,11 @@ pub struct Program {
 }
 
 impl Program {
+    /// Floats per row of a buffer.
+    pub fn width(&self, buffer: BufferId) -> usize {
+        self.buffers[buffer.index()].width
+    }
+
     /// Matrices that take part in products; the others are tables of rows.
     pub fn multiplied(&self) -> HashSet<MatrixId> {
         let mut out = HashSet::from([self.head]);
@@ -355,6 +364,18 @@ impl Program {
             _ => None,
         })
     }
+}
+
+/// The trunk of a model as it is written down.
+pub struct Trunk {
+    /// Token ids to hidden rows.
+    pub ops: Vec<Op>,
+    /// See [`Program::hidden`].
+    pub hidden: BufferId,
+    /// See [`Program::head_in`].
+    pub head_in: BufferId,
+    /// See [`Program::head`].
+    pub head: MatrixId,
 }
 
 /// Collects buffers while a program is written down. A name and a width stand for one buffer.

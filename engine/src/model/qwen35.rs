@@ -4,11 +4,11 @@
 
 use super::builder::{Builder, Place, Query};
 use super::config::Mixer;
-use super::program::{BufferId, MatrixId, Op};
+use super::program::{BufferId, Op, Trunk};
 use super::tensors::Source;
 
-/// The trunk's operations, its hidden rows and its LM head.
-pub fn trunk(b: &mut Builder<'_>) -> (Vec<Op>, BufferId, MatrixId) {
+/// The trunk; the MTP block is fed what the LM head reads.
+pub fn trunk(b: &mut Builder<'_>) -> Trunk {
     let mut ops = Vec::new();
     let x = b.row("residual");
     let normed = b.row("normed");
@@ -31,7 +31,7 @@ pub fn trunk(b: &mut Builder<'_>) -> (Vec<Op>, BufferId, MatrixId) {
     }
     b.norm(&mut ops, Source::Model, "output_norm.weight", x, hidden);
     let head = b.head(table, rows);
-    (ops, hidden, head)
+    Trunk { ops, hidden, head_in: hidden, head }
 }
 
 /// Gated attention of `normed`, added onto `residual`: heads of q and k are normed before they are rotated; the
