@@ -8,6 +8,7 @@ pub mod attention;
 pub mod block_select;
 pub mod delta_net;
 pub mod delta_state;
+pub mod dilated_conv;
 pub mod elementwise;
 pub mod exp;
 pub mod history;
@@ -21,8 +22,8 @@ pub mod moe;
 pub mod ngram;
 pub mod norm;
 pub mod rope;
-mod sweep;
 pub mod sparse_attention;
+mod sweep;
 
 /// Elements a worker is given at least, so that handing them out costs less than working on them.
 const GRAIN_ELEMENTS: usize = 8192;
