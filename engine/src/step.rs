@@ -91,9 +91,8 @@ pub enum SlotOp {
 
 /// Catch-up and drafting of the MTP block. One segment per sequence.
 ///
-/// Row p pairs token x_p with the trunk's hidden row h_(p-1) (h_(-1) = 0). A segment names the
-/// committed tokens whose MTP row is not in the cache yet; their K and V are computed from the hidden rows that the
-/// Executor kept. With `depth > 0` the last token is the anchor: its whole block is run, and drafts are chained from
+/// Row p pairs token x_p with the trunk's hidden row h_(p-1) (h_(-1) = 0). A segment names the committed tokens whose
+/// MTP row is not in the cache yet; what is cached of them is computed from the hidden rows that the Executor kept. With `depth > 0` the last token is the anchor: its whole block is run, and drafts are chained from
 /// it; rows past the anchor are scratch and need pages, but leave `mtp_len` at `position + tokens`.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub struct MtpWork {

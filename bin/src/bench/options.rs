@@ -7,7 +7,7 @@ use crate::flags::physical_cores;
 use clap::{Args, ValueEnum};
 use engine::exec::{Activation, CpuExecutor, ExecOptions, Isa, KvType, SizeError};
 use engine::limits::Limits;
-use engine::model::conventions::{Conventions, MtpNorm};
+use engine::model::conventions::{Conventions, HiddenNorm, MtpNorm};
 use engine::model::load::{LoadOptions, Repack};
 use engine::model::{Model, ModelError};
 use engine_io::text::Tokenizer;
@@ -53,12 +53,24 @@ pub enum MtpNormFlag {
     Rms,
 }
 
+/// Spellings of the norm of the row that an MTP block is fed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub enum HiddenNormFlag {
+    /// Over the whole row.
+    Row,
+    /// Every stream of it by itself.
+    Stream,
+}
+
 /// Where engines differ in how a model is run and its file does not say.
 #[derive(Clone, Copy, Debug, Args)]
 pub struct ConventionFlags {
     /// Norm behind the MTP block of a nemotron_h_moe model: it changes what is drafted, not what is answered [default: layer]
     #[arg(long, value_enum)]
     pub mtp_norm: Option<MtpNormFlag>,
+    /// Norm of the row that the MTP block of a qwen4exp model is fed: it changes what is drafted, not what is answered [default: stream]
+    #[arg(long, value_enum)]
+    pub mtp_hidden_norm: Option<HiddenNormFlag>,
 }
 
 impl ConventionFlags {
@@ -68,7 +80,11 @@ impl ConventionFlags {
             MtpNormFlag::Layer => MtpNorm::Layer,
             MtpNormFlag::Rms => MtpNorm::Rms,
         });
-        Conventions { mtp_norm }
+        let mtp_hidden_norm = self.mtp_hidden_norm.map(|norm| match norm {
+            HiddenNormFlag::Row => HiddenNorm::Row,
+            HiddenNormFlag::Stream => HiddenNorm::Stream,
+        });
+        Conventions { mtp_norm, mtp_hidden_norm }
     }
 }
 

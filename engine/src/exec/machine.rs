@@ -6,8 +6,10 @@ use engine_kernels::ops::attention::{AttentionScratch, Segment, attention};
 use engine_kernels::ops::delta_net::DeltaInputs;
 use engine_kernels::ops::elementwise::{add, relu_squared, sigmoid_mul, sigmoid_mul_rows, silu_mul, split_halves};
 use engine_kernels::ops::history::StateSegment;
+use engine_kernels::ops::hyper_connection::{collapse, combine, squash};
 use engine_kernels::ops::kv_cache::{KvCache, KvType};
-use engine_kernels::ops::norm::{layer_norm, rms_norm, rms_norm_in_place};
+use engine_kernels::ops::ngram::gate_values;
+use engine_kernels::ops::norm::{layer_norm, rms_norm, rms_norm_in_place, rms_norm_streams};
 use engine_kernels::ops::rope::{Rope, RopeTable};
 use engine_kernels::{Activation, Input, InputScratch, Isa, Matrix, Pool, matmul};
 
@@ -19,7 +21,9 @@ use crate::model::program::{BufferId, MatrixId, Op};
 use super::ExecOptions;
 use super::choose::LOGIT_ROWS;
 use super::moe::Mixture;
+use super::ngrams::Ngrams;
 use super::recurrent::Recurrent;
+use super::sparse::{Sparse, SparseOp};
 
 /// The rows of one pass and who they belong to.
 pub struct Batch<'a> {
@@ -43,9 +47,9 @@ pub struct Machine {
     pub(super) width: Vec<usize>,
     pub(super) input: InputScratch,
     /// `None` where nothing is rotated.
-    rope: Option<Rope>,
+    pub(super) rope: Option<Rope>,
     rope_table: RopeTable,
-    attention: AttentionScratch,
+    pub(super) attention: AttentionScratch,
     /// Hidden rows that the LM head is asked about.
     head_in: Vec<f32>,
     /// `[LOGIT_ROWS][vocabulary rows]`.
@@ -55,6 +59,10 @@ pub struct Machine {
     /// Recurrent layers.
     pub recurrent: Recurrent,
     pub(super) mixture: Mixture,
+    /// Index keys beside the pages.
+    pub sparse: Sparse,
+    /// Last tokens of every sequence, for a model that embeds n-grams.
+    pub ngrams: Option<Ngrams>,
 }
 
 impl Machine {
@@ -66,6 +74,8 @@ impl Machine {
             Recurrent::bytes_for(&program.recurrent, limits),
             Mixture::bytes_for(model, limits.step_rows),
             KvCache::bytes_for(kv_type, &program.kv, limits.pages),
+            Sparse::bytes_for(program, limits.pages),
+            program.ngrams.as_ref().map_or(0, |hash| Ngrams::bytes_for(hash, limits)),
         ];
         rows.chain(parts).fold(0, usize::saturating_add)
     }
@@ -98,6 +108,8 @@ impl Machine {
             kv: KvCache::new(options.kv_type, &program.kv, limits.pages),
             recurrent: Recurrent::new(&program.recurrent, &model.weights, limits),
             mixture: Mixture::new(model, limits.step_rows),
+            sparse: Sparse::new(program, limits.pages),
+            ngrams: program.ngrams.as_ref().map(|hash| Ngrams::new(hash, limits)),
         }
     }
 
@@ -161,14 +173,52 @@ impl Machine {
                 let weight = weights.vector(weight);
                 self.with(dst, rows, |m, dst| layer_norm(&pool, isa, m.rows(src, rows), weight, eps, dst));
             }
-            Op::Concat { first, second, dst } => self.with(dst, rows, |m, dst| {
-                let (a, b) = (m.width[first.index()], m.width[second.index()]);
-                let parts = m.rows(first, rows).chunks_exact(a).zip(m.rows(second, rows).chunks_exact(b));
-                for (dst, (first, second)) in dst.chunks_exact_mut(a + b).zip(parts) {
-                    dst[..a].copy_from_slice(first);
+            Op::RmsNormStreams { src, weight, width, dst } => {
+                let (weight, eps) = (weights.vector(weight), model.program.norm_eps);
+                self.with(dst, rows, |m, dst| {
+                    rms_norm_streams(&pool, isa, m.rows(src, rows), weight, width, eps, dst);
+                });
+            }
+            Op::Repeat { src, dst: to } => self.with(to, rows, |m, dst| {
+                let (n, wide) = (m.width[src.index()], m.width[to.index()]);
+                for (streams, src) in dst.chunks_exact_mut(wide).zip(m.rows(src, rows).chunks_exact(n)) {
+                    streams.chunks_exact_mut(n).for_each(|stream| stream.copy_from_slice(src));
+                }
+            }),
+            Op::Concat { first, second, dst: to } => self.with(to, rows, |m, dst| {
+                let (a, wide) = (m.width[first.index()], m.width[second.index()]);
+                let streams = (m.width[to.index()] - wide) / a;
+                let b = wide / streams;
+                let parts = m.rows(second, rows).chunks_exact(b).enumerate();
+                for (dst, (i, second)) in dst.chunks_exact_mut(a + b).zip(parts) {
+                    dst[..a].copy_from_slice(&m.rows(first, rows)[i / streams * a..][..a]);
                     dst[a..].copy_from_slice(second);
                 }
             }),
+            Op::Squash { x, streams } => squash(&pool, isa, streams, self.rows_mut(x, rows)),
+            Op::Collapse { gate, normed, dst: to } => self.with(to, rows, |m, dst| {
+                let n = m.width[to.index()];
+                let streams = m.width[gate.index()] / n;
+                collapse(&pool, isa, m.rows(gate, rows), m.rows(normed, rows), streams, n, dst);
+            }),
+            Op::Combine { inject, src, streams } => self.with(streams, rows, |m, streams| {
+                combine(&pool, isa, m.rows(inject, rows), m.rows(src, rows), m.width[src.index()], streams);
+            }),
+            Op::Ngrams { table, dst } => self.look_up_ngrams(model, table, dst, batch),
+            Op::GateValues { key, query, value, dst } => self.with(dst, rows, |m, dst| {
+                let n = m.width[value.index()];
+                gate_values(&pool, isa, m.rows(key, rows), m.rows(query, rows), m.rows(value, rows), n, dst);
+            }),
+            Op::Convolution { layer, src, dst } => self.with(dst, rows, |m, dst| {
+                let Self { recurrent, buffers, width, .. } = m;
+                let src = &buffers[src.index()][..rows * width[src.index()]];
+                recurrent.convolution((&pool, isa), layer, batch.states, src, dst);
+            }),
+            Op::StoreIndex { index, key } => self.store_index(model, index, key, batch),
+            Op::SparseAttention { layer, index, query, index_query, head_dim, scale, dst } => {
+                let op = SparseOp { layer, index, query, index_query, head_dim, scale, dst };
+                self.sparse_attention(model, &op, batch);
+            }
             Op::MatMul { src, ref outputs } => self.matmul(model, src, outputs, rows),
             Op::AddBias { dst, bias } => {
                 let bias = weights.vector(bias);
@@ -224,16 +274,16 @@ impl Machine {
                     recurrent.delta_net((&pool, isa), layer, batch.states, inputs, dst);
                 });
             }
-            Op::Mamba2 { layer, projected, dst } => self.with(dst, rows, |m, dst| {
-                let Self { recurrent, buffers, width, .. } = m;
-                let projected = &buffers[projected.index()][..rows * width[projected.index()]];
-                recurrent.mamba2((&pool, isa), layer, batch.states, projected, dst);
-            }),
             Op::SigmoidMulRows { dst, gate } => {
                 self.with(dst, rows, |m, dst| sigmoid_mul_rows(&pool, dst, m.rows(gate, rows)));
             }
             Op::ReluSquared { x } => relu_squared(&pool, isa, self.rows_mut(x, rows)),
             Op::Experts(ref op) => self.experts(model, op, rows),
+            Op::Mamba2 { layer, projected, dst } => self.with(dst, rows, |m, dst| {
+                let Self { recurrent, buffers, width, .. } = m;
+                let projected = &buffers[projected.index()][..rows * width[projected.index()]];
+                recurrent.mamba2((&pool, isa), layer, batch.states, projected, dst);
+            }),
             Op::SigmoidMul { dst, gate } => {
                 self.with(dst, rows, |m, dst| sigmoid_mul(&pool, isa, dst, m.rows(gate, rows)));
             }
@@ -253,8 +303,11 @@ impl Machine {
     fn matmul(&mut self, model: &Model, src: BufferId, outputs: &[(MatrixId, BufferId)], rows: usize) {
         let mut taken: Vec<Vec<f32>> =
             outputs.iter().map(|(_, dst)| std::mem::take(&mut self.buffers[dst.index()])).collect();
-        let k = self.width[src.index()];
-        let mut input = Input::new(&mut self.input, &self.buffers[src.index()][..rows * k], rows, k);
+        let width = self.width[src.index()];
+        let k = model.weights.matrix(outputs[0].0).k();
+        let x = &self.buffers[src.index()][..rows * width];
+        // A row of several streams is as many rows of the product.
+        let mut input = Input::new(&mut self.input, x, rows * (width / k), k);
         let mut pairs: Vec<(&Matrix, &mut [f32])> = outputs
             .iter()
             .zip(&mut taken)

@@ -16,8 +16,10 @@ mod cursors;
 mod machine;
 mod moe;
 mod mtp;
+mod ngrams;
 mod recurrent;
 mod slots;
+mod sparse;
 mod trunk;
 
 use std::collections::HashMap;

@@ -1,7 +1,7 @@
 //! Catch-up and drafting of the MTP block.
 //!
-//! Committed rows leave K and V behind and nothing else, so they are filled without the rest of the block; the anchor
-//! and every draft step run the block whole. Sequences draft side by side: step j of all chains is one pass.
+//! Committed rows leave behind what later rows read of the cache (K, V and, where attention is sparse, an index key) and
+//! nothing else, so they are filled without the rest of the block; the anchor and every draft step run the block whole. Sequences draft side by side: step j of all chains is one pass.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -107,7 +107,7 @@ impl CpuExecutor {
         }
     }
 
-    /// Runs the collected rows for their K and V, or whole where the probe wants their logits; then forgets them.
+    /// Runs the collected rows for what they leave in the cache, or whole where the probe wants their logits; then forgets them.
     fn fill(&mut self, mtp: &MtpProgram, work: &MtpWork, tables: &Tables, rows: &mut Rows, out: &mut StepResult) {
         if rows.len() == 0 {
             return;

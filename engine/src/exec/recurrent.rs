@@ -5,6 +5,7 @@
 
 use engine_kernels::ops::delta_net::{self, DeltaInputs, DeltaScratch, DeltaWeights, delta_net};
 use engine_kernels::ops::delta_state::DeltaLayer;
+use engine_kernels::ops::dilated_conv::{self, ConvLayer, ConvWeights, dilated_conv};
 use engine_kernels::ops::history::{History, StateSegment};
 use engine_kernels::ops::mamba2::{self, Mamba2Scratch, Mamba2Tensors, Mamba2Weights, mamba2};
 use engine_kernels::ops::mamba2_state::Mamba2Layer;
@@ -18,6 +19,7 @@ use crate::model::program::RecurrentGeometry;
 enum Layer {
     Delta { weights: DeltaWeights, states: DeltaLayer },
     Mamba2 { weights: Mamba2Weights, states: Mamba2Layer },
+    Convolution { weights: ConvWeights, states: ConvLayer },
 }
 
 impl Layer {
@@ -43,6 +45,10 @@ impl Layer {
                     states: Mamba2Layer::new(g.dims, slots, log_capacity),
                 }
             }
+            RecurrentGeometry::Convolution(g) => Self::Convolution {
+                weights: ConvWeights::new(&g.dims, vector(g.conv)),
+                states: ConvLayer::new(g.dims, slots, log_capacity),
+            },
         }
     }
 
@@ -50,6 +56,7 @@ impl Layer {
         match self {
             Self::Delta { states, .. } => &states.history,
             Self::Mamba2 { states, .. } => &states.history,
+            Self::Convolution { states, .. } => &states.history,
         }
     }
 
@@ -57,6 +64,7 @@ impl Layer {
         match self {
             Self::Delta { states, .. } => &mut states.history,
             Self::Mamba2 { states, .. } => &mut states.history,
+            Self::Convolution { states, .. } => &mut states.history,
         }
     }
 }
@@ -75,6 +83,7 @@ impl Recurrent {
         let layer = |g: &RecurrentGeometry| match g {
             RecurrentGeometry::Delta(g) => g.dims.layer_bytes(limits.slots, limits.window_max),
             RecurrentGeometry::Mamba2(g) => g.dims.layer_bytes(limits.slots, limits.window_max),
+            RecurrentGeometry::Convolution(g) => g.dims.layer_bytes(limits.slots, limits.window_max),
         };
         geometry.iter().map(layer).fold(0, usize::saturating_add)
     }
@@ -94,6 +103,9 @@ impl Recurrent {
             match layer {
                 Layer::Delta { weights, states } => delta_net::fold(pool, isa, weights, states, &[(slot, log_len)]),
                 Layer::Mamba2 { weights, states } => mamba2::fold(pool, isa, weights, states, &[(slot, log_len)]),
+                Layer::Convolution { weights, states } => {
+                    dilated_conv::fold(pool, isa, weights, states, &[(slot, log_len)]);
+                }
             }
         }
     }
@@ -169,5 +181,23 @@ impl Recurrent {
     ) {
         let Layer::Mamba2 { weights, states } = &mut self.layers[layer] else { panic!("layer {layer} is no Mamba2") };
         mamba2(pool, isa, weights, states, segments, projected, &mut self.mamba2, dst);
+    }
+
+    /// Runs layer `layer` over the rows of `segments`.
+    ///
+    /// # Panics
+    /// If it is no convolution.
+    pub fn convolution(
+        &mut self,
+        (pool, isa): (&Pool, Isa),
+        layer: usize,
+        segments: &[StateSegment],
+        src: &[f32],
+        dst: &mut [f32],
+    ) {
+        let Layer::Convolution { weights, states } = &mut self.layers[layer] else {
+            panic!("layer {layer} is no convolution")
+        };
+        dilated_conv(pool, isa, weights, states, segments, src, dst);
     }
 }

@@ -12,15 +12,18 @@ pub(super) struct Checkpoint {
     state: Vec<f32>,
     /// The pending hidden row h_(kv_len - 1); empty without an MTP block.
     hidden: Vec<f32>,
+    /// The last tokens; empty where none are embedded together with later ones.
+    token: Vec<u32>,
 }
 
 impl Checkpoint {
-    /// `kv_len u32 | state | hidden`, little-endian.
+    /// `kv_len u32 | state | hidden | token`, little-endian.
     pub(super) fn bytes(&self) -> Vec<u8> {
         let mut out = self.kv_len.to_le_bytes().to_vec();
         for x in self.state.iter().chain(&self.hidden) {
             out.extend_from_slice(&x.to_le_bytes());
         }
+        out.extend(self.token.iter().flat_map(|token| token.to_le_bytes()));
         out
     }
 }
@@ -34,10 +37,16 @@ impl CpuExecutor {
             }
             SlotOp::Truncate { state, kv_len } => self.cursors.truncate(state, kv_len),
             SlotOp::Fold { state } => self.fold(state),
-            SlotOp::CopyPage { from, to } => self.machine.kv.copy_page(from.0, to.0),
+            SlotOp::CopyPage { from, to } => {
+                self.machine.kv.copy_page(from.0, to.0);
+                self.machine.sparse.keys.copy_page(from.0, to.0);
+            }
             SlotOp::Fork { from, to } => {
                 self.cursors.copy(from, to);
                 self.machine.recurrent.copy_slot(from.index(), to.index());
+                if let Some(ngrams) = &mut self.machine.ngrams {
+                    ngrams.copy_slot(from.index(), to.index());
+                }
             }
             SlotOp::Save { state, checkpoint } => {
                 self.fold(state);
@@ -82,7 +91,9 @@ impl CpuExecutor {
             self.cursors.hidden_before(state, cursor.kv_len, &mut hidden);
         }
         let payload = self.machine.recurrent.save(state.index());
-        Checkpoint { kv_len: cursor.kv_len, state: payload, hidden }
+        let ngrams = self.machine.ngrams.as_ref();
+        let token = ngrams.map_or_else(Vec::new, |ngrams| ngrams.save(state.index(), cursor.kv_len as usize));
+        Checkpoint { kv_len: cursor.kv_len, state: payload, hidden, token }
     }
 
     fn restore(&mut self, checkpoint: crate::ids::CheckpointId, state: StateSlot) {
@@ -90,5 +101,8 @@ impl CpuExecutor {
         let saved = checkpoints.get(&checkpoint).unwrap_or_else(|| panic!("{checkpoint} is not there to be restored"));
         cursors.restore(state, saved.kv_len, &saved.hidden);
         machine.recurrent.restore(state.index(), &saved.state);
+        if let Some(ngrams) = &mut machine.ngrams {
+            ngrams.restore(state.index(), saved.kv_len as usize, &saved.token);
+        }
     }
 }

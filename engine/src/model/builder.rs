@@ -3,9 +3,9 @@
 use engine_kernels::ops::delta_state::{DeltaDims, HeadMap, OutputGate};
 use engine_kernels::ops::kv_cache::KvGeometry;
 
-use super::config::{Block, Config};
+use super::config::{Arch, Block, Config};
 use super::conventions::Conventions;
-use super::program::{BufferId, Buffers, DeltaGeometry, MatrixId, Op, RecurrentGeometry, VectorId};
+use super::program::{BufferId, Buffers, DeltaGeometry, IndexLayer, MatrixId, Op, RecurrentGeometry, VectorId};
 use super::tensors::{Source, Wants};
 
 /// Writes operation lists down while it collects the tensors and buffers they need.
@@ -20,6 +20,8 @@ pub struct Builder<'a> {
     pub buffers: Buffers,
     /// Attention layers so far.
     pub kv: Vec<KvGeometry>,
+    /// Block-sparse ones so far.
+    pub index: Vec<IndexLayer>,
     /// Recurrent layers so far.
     pub recurrent: Vec<RecurrentGeometry>,
 }
@@ -45,7 +47,8 @@ impl Query {
 impl<'a> Builder<'a> {
     /// An empty one.
     pub fn new(config: &'a Config, conventions: Conventions, wants: Wants<'a>) -> Self {
-        Self { config, conventions, wants, buffers: Buffers::default(), kv: Vec::new(), recurrent: Vec::new() }
+        let (kv, index, recurrent) = (Vec::new(), Vec::new(), Vec::new());
+        Self { config, conventions, wants, buffers: Buffers::default(), kv, index, recurrent }
     }
 
     /// A buffer as wide as a hidden row.
@@ -74,13 +77,20 @@ impl<'a> Builder<'a> {
 
     /// `src` to raw query, key and value buffers, biases included; one fused matrix or three.
     pub fn project(&mut self, ops: &mut Vec<Op>, at: Place<'_>, src: BufferId) -> (BufferId, BufferId, BufferId) {
+        let width = at.query_kind.width(at.block, self.config.head_dim);
+        let raw = self.buffers.get("query_raw", width);
+        match self.project_fused(ops, at, src, raw, width) {
+            Some((key, value)) => (raw, key, value),
+            None => self.project_apart(ops, at, src),
+        }
+    }
+
+    /// [`Self::project`] of three matrices.
+    pub fn project_apart(&mut self, ops: &mut Vec<Op>, at: Place<'_>, src: BufferId) -> (BufferId, BufferId, BufferId) {
         let Place { from, prefix, block, query_kind } = at;
         let d = self.config.d_model;
         let width = query_kind.width(block, self.config.head_dim);
         let raw = self.buffers.get("query_raw", width);
-        if let Some((key, value)) = self.project_fused(ops, at, src, raw, width) {
-            return (raw, key, value);
-        }
         let weight = self.wants.matrix(from, &format!("{prefix}.attn_q.weight"), width, d);
         let (mut outputs, key, value) = self.key_value(at);
         outputs.insert(0, (weight, raw));
@@ -94,9 +104,14 @@ impl<'a> Builder<'a> {
     pub fn project_kv(&mut self, ops: &mut Vec<Op>, at: Place<'_>, src: BufferId) -> (BufferId, BufferId) {
         let width = at.query_kind.width(at.block, self.config.head_dim);
         let raw = self.buffers.get("query_raw", width);
-        if let Some(both) = self.project_fused(ops, at, src, raw, width) {
-            return both;
+        match self.project_fused(ops, at, src, raw, width) {
+            Some(both) => both,
+            None => self.project_kv_apart(ops, at, src),
         }
+    }
+
+    /// [`Self::project_kv`] of two matrices.
+    pub fn project_kv_apart(&mut self, ops: &mut Vec<Op>, at: Place<'_>, src: BufferId) -> (BufferId, BufferId) {
         let (outputs, key, value) = self.key_value(at);
         ops.push(Op::MatMul { src, outputs });
         self.key_value_bias(ops, at, key, value);
@@ -156,21 +171,33 @@ impl<'a> Builder<'a> {
         gate: Option<BufferId>,
         residual: BufferId,
     ) {
-        let Place { from, prefix, block, .. } = at;
         let head_dim = self.config.head_dim;
-        let width = block.heads * head_dim;
-        let d = self.config.d_model;
-        let mixed = self.buffers.get("mixed", width);
-        let out = self.row("out");
+        let mixed = self.buffers.get("mixed", at.block.heads * head_dim);
         let scale = self.config.attention_scale;
         ops.push(Op::Attention { layer, query, head_dim, scale, dst: mixed });
+        let out = self.project_out(ops, at, mixed, gate);
+        ops.push(Op::Add { dst: residual, src: out });
+    }
+
+    /// Output gate and output projection of attended heads; the result is in the buffer returned.
+    pub fn project_out(
+        &mut self,
+        ops: &mut Vec<Op>,
+        at: Place<'_>,
+        mixed: BufferId,
+        gate: Option<BufferId>,
+    ) -> BufferId {
+        let Place { from, prefix, block, .. } = at;
+        let width = block.heads * self.config.head_dim;
+        let d = self.config.d_model;
+        let out = self.row("out");
         if let Some(gate) = gate {
             ops.push(Op::SigmoidMul { dst: mixed, gate });
         }
         let weight = self.wants.matrix(from, &format!("{prefix}.attn_output.weight"), d, width);
         ops.push(Op::MatMul { src: mixed, outputs: vec![(weight, out)] });
         self.bias(ops, from, &format!("{prefix}.attn_output.bias"), out, d);
-        ops.push(Op::Add { dst: residual, src: out });
+        out
     }
 
     /// The token table; its number of rows is the file's own.
@@ -214,7 +241,10 @@ impl<'a> Builder<'a> {
                 conv_taps: delta.conv_taps,
                 eps: self.config.norm_eps,
                 head_map: HeadMap::Tiled,
-                output_gate: OutputGate::Silu,
+                output_gate: match self.config.arch {
+                    Arch::Qwen4Exp => OutputGate::Sigmoid,
+                    _ => OutputGate::Silu,
+                },
             },
             conv: self.wants.grid(Source::Model, &name("ssm_conv1d.weight"), delta.conv_taps, delta.channels()),
             a,

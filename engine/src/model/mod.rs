@@ -23,6 +23,7 @@ pub mod plan;
 pub mod preflight;
 pub mod program;
 mod qwen35;
+mod qwen4exp;
 pub mod tensors;
 
 pub use config::Config;

@@ -6,7 +6,7 @@ use super::conventions::Conventions;
 use super::error::ModelError;
 use super::program::{MatrixId, MtpProgram, Program, Trunk};
 use super::tensors::{Inventory, Source, WantedMatrix, WantedVector, Wants};
-use super::{llama, mtp_block, nemotron_h, qwen35};
+use super::{llama, mtp_block, nemotron_h, qwen4exp, qwen35};
 
 /// One model file as planning sees it.
 #[derive(Clone, Copy)]
@@ -65,6 +65,7 @@ impl Plan {
         conventions.check(model.path, model.config)?;
         refuse_sidecar(model)?;
         refuse_miscounted_blocks(model)?;
+        refuse_unhashed(model)?;
         refuse_scales(model)?;
         if let Some(draft) = draft {
             refuse_scales(draft)?;
@@ -75,29 +76,33 @@ impl Plan {
             Arch::Llama => llama::trunk(&mut b),
             Arch::Qwen35 | Arch::Qwen35Moe => qwen35::trunk(&mut b),
             Arch::NemotronH | Arch::NemotronHMoe => nemotron_h::trunk(&mut b),
+            Arch::Qwen4Exp => qwen4exp::trunk(&mut b),
         };
         let (table, vocab_rows) = b.embedding();
         let rope_factors = b.rope_factors();
         let (mtp, status) = match draft {
             Some(draft) => {
                 let (_, before) = b.wants.mark();
-                let block = &draft.config.blocks[draft.config.trunk];
-                let mtp = mtp_block::build(&mut b, Source::Draft, draft.config.trunk, block, table, head);
+                let mtp = block(&mut b, Source::Draft, draft.config, (table, head));
                 let report = std::mem::replace(&mut b.wants.report, before);
                 report.into_result(draft.path, false)?;
                 (Some(mtp), MtpStatus::Sidecar)
             }
-            None => own_block(&mut b, model, table, head),
+            None => own_block(&mut b, model, (table, head)),
         };
         // Announced NextN blocks that are not used, because of a sidecar or a fault, belong to the model all the same.
         let unused = match status {
             MtpStatus::Own => 0..0,
             MtpStatus::Sidecar | MtpStatus::Unavailable(_) => model.config.trunk..model.config.blocks.len(),
         };
-        let unused: Vec<String> = unused.map(|i| format!("blk.{i}.")).collect();
+        let unused = unused.map(|i| format!("blk.{i}."));
+        // A block whose attention is dense has an indexer all the same.
+        let ratio = model.config.qwen4exp.as_ref().map_or(&[][..], |own| &own.ratio);
+        let dense = ratio.iter().enumerate().filter(|(_, ratio)| **ratio == 0);
+        let unused: Vec<String> = unused.chain(dense.map(|(i, _)| format!("blk.{i}.indexer."))).collect();
         b.wants.note_unexpected(|name| unused.iter().any(|prefix| name.starts_with(prefix.as_str())));
 
-        let Builder { wants, buffers, kv, recurrent, config, .. } = b;
+        let Builder { wants, buffers, kv, index, recurrent, config, .. } = b;
         let Wants { matrices, vectors, report, .. } = wants;
         let unexpected = report.into_result(model.path, strict)?;
         let program = Program {
@@ -109,6 +114,8 @@ impl Plan {
             mtp,
             kv,
             recurrent,
+            index,
+            ngrams: config.qwen4exp.as_ref().and_then(|own| Some(own.ngram.as_ref()?.hash.clone())),
             rope: config.rope,
             rope_factors,
             norm_eps: config.norm_eps,
@@ -130,8 +137,7 @@ impl Plan {
 fn own_block(
     b: &mut Builder<'_>,
     model: FileView<'_>,
-    table: MatrixId,
-    head: MatrixId,
+    target: (MatrixId, MatrixId),
 ) -> (Option<MtpProgram>, MtpStatus) {
     let FileView { path, config, tensors } = model;
     let remedies = "use a file converted with its MTP block, or give an MTP sidecar as the draft model";
@@ -156,15 +162,16 @@ fn own_block(
             return unavailable(format!("{path}: {arch}.nextn_predict_layers = {n}, expected 1; {remedies}"));
         }
     }
-    let layers = b.kv.len();
+    let (layers, indexed) = (b.kv.len(), b.index.len());
     let (mark, before) = b.wants.mark();
-    let mtp = mtp_block::build(b, Source::Model, config.trunk, &config.blocks[config.trunk], table, head);
+    let mtp = block(b, Source::Model, config, target);
     let report = std::mem::replace(&mut b.wants.report, before);
     if report.is_usable(false) {
         return (Some(mtp), MtpStatus::Own);
     }
     b.wants.rewind(&mark);
     b.kv.truncate(layers);
+    b.index.truncate(indexed);
     let what = match has_nextn(config.trunk) {
         false => format!("{arch}.nextn_predict_layers = 1, but there are no blk.{}.nextn.* tensors", config.trunk),
         true => format!("its MTP block blk.{} does not fit:\n{report}\n", config.trunk),
@@ -194,6 +201,32 @@ fn refuse_miscounted_blocks(model: FileView<'_>) -> Result<(), ModelError> {
     .into())
 }
 
+/// The MTP block of a file with the configuration `config`; `table` and `head` are the target's.
+fn block(b: &mut Builder<'_>, from: Source, config: &Config, (table, head): (MatrixId, MatrixId)) -> MtpProgram {
+    let index = config.trunk;
+    let block = &config.blocks[index];
+    match &config.qwen4exp {
+        Some(own) => qwen4exp::mtp(b, from, index, (block, own.ratio[index]), (table, head)),
+        None => mtp_block::build(b, from, index, block, table, head),
+    }
+}
+
+/// Tables and projections of n-grams without the keys that say how tokens name their rows: leaving them out would
+/// compute something else.
+fn refuse_unhashed(model: FileView<'_>) -> Result<(), ModelError> {
+    let Some(own) = &model.config.qwen4exp else { return Ok(()) };
+    let ngram = |n: &&str| *n == "per_layer_token_embd.weight" || n.starts_with("blk.") && n.contains(".ple_");
+    let block = own.ngram.as_ref().map(|ngram| format!("blk.{}.ple_", ngram.block));
+    let stray = |n: &&str| ngram(n) && block.as_ref().is_none_or(|b| n.starts_with("blk.") && !n.starts_with(b));
+    let Some(example) = model.tensors.names().find(stray) else { return Ok(()) };
+    Err(engine_io::Error::Inconsistent {
+        file: model.path.to_owned(),
+        found: format!("tensor {example}, but qwen4exp.ple.layers does not name its block"),
+        expected: String::from("the keys qwen4exp.ple.* that say how tokens name rows; convert the model again"),
+    }
+    .into())
+}
+
 /// A scale multiplies the product of the weight it belongs to: ignoring it would compute something else.
 fn refuse_scales(model: FileView<'_>) -> Result<(), ModelError> {
     let scale = |n: &&str| n.starts_with("blk.") && (n.ends_with(".scale") || n.ends_with(".input_scale"));
@@ -202,9 +235,30 @@ fn refuse_scales(model: FileView<'_>) -> Result<(), ModelError> {
     Err(ModelError::Scales { file: model.path.to_owned(), count, example: example.to_owned() })
 }
 
+/// Heads of `qwen4exp` under other names: a guess at their meaning would draft, and draft badly.
+fn foreign_head(file: FileView<'_>) -> Option<String> {
+    file.config.qwen4exp.as_ref()?;
+    let block = file.config.trunk;
+    let has = |name: String| file.tensors.has(&name);
+    let trunk = file.tensors.names().any(|n| n.starts_with("blk.0."));
+    let eh_proj = format!("blk.{block}.nextn.eh_proj.weight");
+    let halves = |n: &&str| n.contains("fc_embd") || n.contains("fc_hidden") || n.contains("fc_embedding");
+    if let Some(half) = file.tensors.names().find(halves).filter(|_| !has(eh_proj.clone())) {
+        return Some(format!("it has {half} instead of {eh_proj}; use a head whose two halves are one matrix"));
+    }
+    let own = format!("blk.{block}.nextn.hc_head_norm.weight");
+    if !trunk && has(String::from("output_hc_norm.weight")) && !has(own.clone()) {
+        return Some(format!(
+            "its last mixer is called output_hc_*, which may be the trunk's as well as the head's own; use a head with \
+             {own}"
+        ));
+    }
+    None
+}
+
 fn is_sidecar(file: FileView<'_>) -> bool {
     let nextn = format!("blk.{}.nextn.eh_proj.weight", file.config.trunk);
-    file.config.nextn > 0 && !file.tensors.has("blk.0.attn_norm.weight") && file.tensors.has(&nextn)
+    file.config.nextn > 0 && !file.tensors.names().any(|n| n.starts_with("blk.0.")) && file.tensors.has(&nextn)
 }
 
 fn refuse_sidecar(model: FileView<'_>) -> Result<(), ModelError> {
@@ -219,6 +273,9 @@ fn check_sidecar(model: FileView<'_>, draft: FileView<'_>) -> Result<(), ModelEr
     let not = |reason: String| Err(ModelError::NotASidecar { file: draft.path.to_owned(), reason });
     if draft.config.nextn != 1 {
         return not(format!("its nextn_predict_layers is {}, expected 1", draft.config.nextn));
+    }
+    if let Some(reason) = foreign_head(draft) {
+        return not(reason);
     }
     if !is_sidecar(draft) {
         let block = draft.config.trunk;
@@ -250,7 +307,17 @@ fn check_sidecar(model: FileView<'_>, draft: FileView<'_>) -> Result<(), ModelEr
     // Blocks of the target may be a mixer alone.
     let ffn = |c: &Config| ffn_numbers(c.blocks.iter().map(|b| b.ffn).rfind(|f| *f != Ffn::None).unwrap_or(Ffn::None));
     let ffn = ffn(d).into_iter().zip(ffn(t)).map(|((what, d), (_, t))| (what, d, t));
-    for (what, draft_value, target) in compare.into_iter().chain(ffn) {
+    let own = |c: &Config| {
+        let own = c.qwen4exp.as_ref();
+        let number = |of: fn(&super::config::Qwen4ExpConfig) -> String| own.map_or_else(|| String::from("none"), of);
+        [
+            ("hyper_connection.count", number(|own| own.streams.to_string())),
+            ("hyper_connection.low_rank", number(|own| own.low_rank.to_string())),
+            ("attention.indexer", number(|own| format!("{:?}", own.indexer))),
+        ]
+    };
+    let own = own(d).into_iter().zip(own(t)).map(|((what, d), (_, t))| (what, d, t));
+    for (what, draft_value, target) in compare.into_iter().chain(ffn).chain(own) {
         if draft_value != target {
             return Err(ModelError::Mismatch {
                 file: draft.path.to_owned(),

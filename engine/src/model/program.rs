@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! trunk   tokens ─► Embed ─► (per layer: norm, mixer, add, norm, FFN, add) ─► hidden, output norm ─► head_in
-//! fill    tokens, hidden_in ─► fuse ─► K, V of the MTP block                       (nothing is read back)
+//! fill    tokens, hidden_in ─► fuse ─► what the MTP block caches                   (nothing is read back)
 //! block   tokens, hidden_in ─► fuse ─► the MTP block whole ─► its own hidden row and head_in
 //! head    head_in ─► logits, only for the rows that are asked for
 //! ```
@@ -13,9 +13,12 @@
 use std::collections::HashSet;
 
 use engine_kernels::ops::delta_state::DeltaDims;
+use engine_kernels::ops::dilated_conv::ConvDims;
+use engine_kernels::ops::index_keys::IndexGeometry;
 use engine_kernels::ops::kv_cache::KvGeometry;
 use engine_kernels::ops::mamba2_state::Mamba2Dims;
 use engine_kernels::ops::moe::Router;
+use engine_kernels::ops::ngram::NgramHash;
 
 use super::config::RopeConfig;
 
@@ -82,21 +85,91 @@ pub enum Op {
         /// `[rows][len]`; not `src`.
         dst: BufferId,
     },
-    /// dst = [first | second].
+    /// [`Op::RmsNorm`] of every stream by itself, each with its own weights.
+    RmsNormStreams {
+        /// `[rows][streams][width]`.
+        src: BufferId,
+        /// `[streams][width]`.
+        weight: VectorId,
+        /// Width of a stream.
+        width: usize,
+        /// `[rows][streams][width]`; not `src`.
+        dst: BufferId,
+    },
+    /// Every stream of dst = src.
+    Repeat {
+        /// `[rows][n]`.
+        src: BufferId,
+        /// `[rows][streams][n]`.
+        dst: BufferId,
+    },
+    /// dst = [first | second], or first before every stream of second.
     Concat {
         /// `[rows][a]`.
         first: BufferId,
-        /// `[rows][b]`.
+        /// `[rows][streams][b]`.
         second: BufferId,
-        /// `[rows][a + b]`.
+        /// `[rows][streams][a + b]`.
         dst: BufferId,
     },
-    /// Several products of the same input: dst = W src.
+    /// Several products of the same input: dst = W src, for every stream of a row where the input is wider than K.
     MatMul {
-        /// `[rows][k]`.
+        /// `[rows][streams][k]`.
         src: BufferId,
-        /// Matrices `[n][k]` and their destinations `[rows][n]`.
+        /// Matrices `[n][k]` and their destinations `[rows][streams][n]`.
         outputs: Vec<(MatrixId, BufferId)>,
+    },
+    /// x = silu(x / streams).
+    Squash {
+        /// `[rows][n]`.
+        x: BufferId,
+        /// Streams of the residual.
+        streams: usize,
+    },
+    /// dst = mean over the streams of sigmoid(gate) * normed.
+    Collapse {
+        /// `[rows][streams][n]`.
+        gate: BufferId,
+        /// `[rows][streams][n]`.
+        normed: BufferId,
+        /// `[rows][n]`.
+        dst: BufferId,
+    },
+    /// Every stream += 2 sigmoid(inject / streams) * src.
+    Combine {
+        /// `[rows][streams]`.
+        inject: BufferId,
+        /// `[rows][n]`.
+        src: BufferId,
+        /// `[rows][streams][n]`.
+        streams: BufferId,
+    },
+    /// Rows of a table that the last tokens name, side by side.
+    Ngrams {
+        /// `[table rows][row]`.
+        table: MatrixId,
+        /// `[rows][heads][row]`.
+        dst: BufferId,
+    },
+    /// Every stream of dst = value, opened by how well key and query of the stream agree.
+    GateValues {
+        /// `[rows][streams][n]`.
+        key: BufferId,
+        /// `[rows][streams][n]`.
+        query: BufferId,
+        /// `[rows][n]`.
+        value: BufferId,
+        /// `[rows][streams][n]`.
+        dst: BufferId,
+    },
+    /// Causal dilated convolution and SiLU; folds and logs as the batch says.
+    Convolution {
+        /// Row of [`Program::recurrent`].
+        layer: usize,
+        /// `[rows][channels]`, raw.
+        src: BufferId,
+        /// `[rows][channels]`.
+        dst: BufferId,
     },
     /// `dst[r]` += bias.
     AddBias {
@@ -138,6 +211,30 @@ pub enum Op {
         key: BufferId,
         /// `[rows][kv_heads][head_dim]`.
         value: BufferId,
+    },
+    /// Writes index keys beside the cache at the rows' positions.
+    StoreIndex {
+        /// Row of [`Program::index`].
+        index: usize,
+        /// `[rows][dim]`, raw.
+        key: BufferId,
+    },
+    /// Causal attention over what the indexer chooses of the cache.
+    SparseAttention {
+        /// Layer of the cache.
+        layer: usize,
+        /// Row of [`Program::index`].
+        index: usize,
+        /// `[rows][heads][head_dim]`.
+        query: BufferId,
+        /// `[rows][index heads][dim]`.
+        index_query: BufferId,
+        /// Width of a head.
+        head_dim: usize,
+        /// Products of queries and keys are multiplied by this.
+        scale: f32,
+        /// `[rows][heads][head_dim]`.
+        dst: BufferId,
     },
     /// Causal attention over the cache.
     Attention {
@@ -260,6 +357,19 @@ pub struct DeltaGeometry {
     pub norm: VectorId,
 }
 
+/// The indexer of one block-sparse attention layer.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct IndexLayer {
+    /// Width of a key, positions of a block.
+    pub geometry: IndexGeometry,
+    /// `[dim]`: norm of pooled keys.
+    pub norm: VectorId,
+    /// Query heads.
+    pub heads: usize,
+    /// Blocks that are chosen.
+    pub budget: usize,
+}
+
 /// Geometry and small weights of one Mamba2 layer.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Mamba2Geometry {
@@ -279,6 +389,15 @@ pub struct Mamba2Geometry {
     pub norm: VectorId,
 }
 
+/// Geometry and small weights of one dilated convolution.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct ConvolutionGeometry {
+    /// Channels, taps and how far apart they are.
+    pub dims: ConvDims,
+    /// `[channels][taps]`, oldest tap first.
+    pub conv: VectorId,
+}
+
 /// One recurrent layer.
 #[derive(Clone, PartialEq, Debug)]
 pub enum RecurrentGeometry {
@@ -286,14 +405,16 @@ pub enum RecurrentGeometry {
     Delta(DeltaGeometry),
     /// Mamba2.
     Mamba2(Mamba2Geometry),
+    /// Dilated convolution.
+    Convolution(ConvolutionGeometry),
 }
 
 /// The MTP block: two programs over the same buffers.
 #[derive(Clone, PartialEq, Debug)]
 pub struct MtpProgram {
-    /// K and V only.
+    /// What later rows read of the cache, and nothing else.
     pub fill: Vec<Op>,
-    /// The block whole, K and V included.
+    /// The block whole, that included.
     pub block: Vec<Op>,
     /// Where the hidden rows h_(p-1) are put before either runs.
     pub hidden_in: BufferId,
@@ -324,6 +445,10 @@ pub struct Program {
     pub kv: Vec<KvGeometry>,
     /// Recurrent layers, in the trunk's order.
     pub recurrent: Vec<RecurrentGeometry>,
+    /// Block-sparse attention layers of the trunk, then the MTP block's.
+    pub index: Vec<IndexLayer>,
+    /// How tokens name rows of the n-gram table.
+    pub ngrams: Option<NgramHash>,
     /// Rotary embedding of every attention layer that rotates.
     pub rope: Option<RopeConfig>,
     /// `[n_rot / 2]`: divisors of the angles.

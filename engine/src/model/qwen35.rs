@@ -25,7 +25,10 @@ pub fn trunk(b: &mut Builder<'_>) -> Trunk {
                 let layer = b.kv_layer(&block);
                 attention(b, &mut ops, at, layer, normed, x);
             }
-            _ => delta_net(b, &mut ops, &prefix, normed, x),
+            _ => {
+                let out = delta_net(b, &mut ops, &prefix, normed);
+                ops.push(Op::Add { dst: x, src: out });
+            }
         }
         b.ffn(&mut ops, at, "post_attention_norm.weight", x);
     }
@@ -44,16 +47,22 @@ pub fn attention(
     normed: BufferId,
     residual: BufferId,
 ) {
+    let (raw, key, value) = b.project(ops, at, normed);
+    let (query, gate) = queries(b, ops, at, raw);
+    store(b, ops, at, layer, key, value);
+    b.attend(ops, at, layer, query, Some(gate), residual);
+}
+
+/// Raw queries to rotated queries and output gates.
+pub fn queries(b: &mut Builder<'_>, ops: &mut Vec<Op>, at: Place<'_>, raw: BufferId) -> (BufferId, BufferId) {
     let head_dim = b.config.head_dim;
     let width = at.block.heads * head_dim;
     let query = b.buffers.get("query", width);
     let gate = b.buffers.get("query_gate", width);
-    let (raw, key, value) = b.project(ops, at, normed);
     ops.push(Op::SplitGate { src: raw, head_dim, query, gate });
     head_norm(b, ops, at, "attn_q_norm.weight", query);
     ops.push(Op::Rope { buffer: query, head_dim });
-    store(b, ops, at, layer, key, value);
-    b.attend(ops, at, layer, query, Some(gate), residual);
+    (query, gate)
 }
 
 /// The K and V half of [`attention`]: what a row leaves behind for later rows.
@@ -62,7 +71,8 @@ pub fn keys_values(b: &mut Builder<'_>, ops: &mut Vec<Op>, at: Place<'_>, layer:
     store(b, ops, at, layer, key, value);
 }
 
-fn store(b: &mut Builder<'_>, ops: &mut Vec<Op>, at: Place<'_>, layer: usize, key: BufferId, value: BufferId) {
+/// Norms and rotates the keys, then stores both.
+pub fn store(b: &mut Builder<'_>, ops: &mut Vec<Op>, at: Place<'_>, layer: usize, key: BufferId, value: BufferId) {
     let head_dim = b.config.head_dim;
     head_norm(b, ops, at, "attn_k_norm.weight", key);
     ops.push(Op::Rope { buffer: key, head_dim });
@@ -74,7 +84,8 @@ fn head_norm(b: &mut Builder<'_>, ops: &mut Vec<Op>, at: Place<'_>, part: &str, 
     ops.push(Op::RmsNorm { src: buffer, weight, dst: buffer });
 }
 
-fn delta_net(b: &mut Builder<'_>, ops: &mut Vec<Op>, prefix: &str, normed: BufferId, residual: BufferId) {
+/// Gated delta net of `normed`; the result is in the buffer returned.
+pub fn delta_net(b: &mut Builder<'_>, ops: &mut Vec<Op>, prefix: &str, normed: BufferId) -> BufferId {
     let layer = b.delta_layer(prefix);
     let geometry = b.config.delta.expect("a delta net block implies a delta net geometry");
     let d = b.config.d_model;
@@ -96,5 +107,5 @@ fn delta_net(b: &mut Builder<'_>, ops: &mut Vec<Op>, prefix: &str, normed: Buffe
     ops.push(Op::MatMul { src: normed, outputs });
     ops.push(Op::DeltaNet { layer, qkv, gate, alpha, beta, dst: mixed });
     ops.push(Op::MatMul { src: mixed, outputs: vec![(output, out)] });
-    ops.push(Op::Add { dst: residual, src: out });
+    out
 }

@@ -172,6 +172,16 @@ impl<'a> Wants<'a> {
         self.has(from, name).then(|| self.vector(from, name, len))
     }
 
+    /// A vector per stream of the residual, that must be there: `[streams * width]`, or `[width, streams]`, which is the
+    /// same bytes.
+    pub fn streams(&mut self, from: Source, name: &str, width: usize, streams: usize) -> VectorId {
+        let two = [width as u64, streams as u64];
+        match self.entry(from, name) {
+            Some(t) if t.has_dims(&two) => self.floats(from, name, &two),
+            _ => self.floats(from, name, &[(width * streams) as u64]),
+        }
+    }
+
     /// A small tensor of two dimensions that must be there: `[width, rows]` in the file's order.
     pub fn grid(&mut self, from: Source, name: &str, width: usize, rows: usize) -> VectorId {
         self.floats(from, name, &[width as u64, rows as u64])
@@ -210,6 +220,13 @@ impl<'a> Wants<'a> {
             None => self.report.unsupported.push(Unsupported { ty: t.ty, count: 1, example: name.to_owned() }),
         }
         Quant::F32
+    }
+
+    /// A table of at least `rows` rows, that must be there: `[k, rows]`.
+    pub fn table(&mut self, from: Source, name: &str, rows: u64, k: usize) -> MatrixId {
+        let found = self.rows_of(from, name).filter(|&found| found as u64 >= rows);
+        let n = found.or_else(|| usize::try_from(rows).ok()).unwrap_or(usize::MAX);
+        self.matrix(from, name, n, k)
     }
 
     /// Where the lists stand now; the report is handed out empty and must be given back or dropped.

@@ -404,6 +404,14 @@ impl Meta {
         self.get_int_array(key, u32::MIN, u32::MAX)
     }
 
+    /// An array of integers of any width that are not negative. `None` if absent.
+    ///
+    /// # Errors
+    /// [`Error::WrongType`], [`Error::OutOfRange`].
+    pub fn get_u64_array(&self, key: &str) -> Result<Option<Vec<u64>>> {
+        self.get_int_array(key, u64::MIN, u64::MAX)
+    }
+
     /// An array of integers of any width that fit an i32. `None` if absent.
     ///
     /// # Errors

@@ -79,6 +79,9 @@ impl ExpertFamily {
         selection_bias: true,
         shared_gate: false,
     };
+
+    /// `qwen4exp`.   Source: llama.cpp `src/models/qwen4exp.cpp`.
+    pub const QWEN4EXP: Self = Self { scale: true, ..Self::QWEN35 };
 }
 
 /// The least divisor of weights.   Source: llama.cpp `build_moe_ffn` (the smallest normal f16, 2^-14).

@@ -12,11 +12,13 @@ mod delta;
 mod experts;
 mod mamba2;
 mod nemotron_h;
+mod qwen4exp;
 mod rope;
 
 pub use delta::DeltaConfig;
 pub use experts::{Activation, ExpertFamily, ExpertKeys, ExpertsConfig};
 pub use mamba2::Mamba2Config;
+pub use qwen4exp::{IndexerConfig, NgramConfig, Qwen4ExpConfig};
 pub use rope::RopeConfig;
 
 /// Architectures that can be run, by the name in `general.architecture`.
@@ -32,11 +34,14 @@ pub enum Arch {
     NemotronH,
     /// `nemotron_h_moe`: the same with experts for FFNs, and an optional MTP block.
     NemotronHMoe,
+    /// `qwen4exp`: the same mixers between hyper-connections, with block-sparse attention and n-gram embeddings.
+    Qwen4Exp,
 }
 
 impl Arch {
     /// All of them.
-    pub const ALL: [Self; 5] = [Self::Llama, Self::Qwen35, Self::Qwen35Moe, Self::NemotronH, Self::NemotronHMoe];
+    pub const ALL: [Self; 6] =
+        [Self::Llama, Self::Qwen35, Self::Qwen35Moe, Self::NemotronH, Self::NemotronHMoe, Self::Qwen4Exp];
 
     /// The name in `general.architecture`, and the prefix of the architecture's keys.
     pub fn name(self) -> &'static str {
@@ -46,6 +51,7 @@ impl Arch {
             Self::Qwen35Moe => "qwen35moe",
             Self::NemotronH => "nemotron_h",
             Self::NemotronHMoe => "nemotron_h_moe",
+            Self::Qwen4Exp => "qwen4exp",
         }
     }
 
@@ -53,7 +59,7 @@ impl Arch {
     pub fn has_mtp(self) -> bool {
         match self {
             Self::Llama | Self::NemotronH => false,
-            Self::Qwen35 | Self::Qwen35Moe | Self::NemotronHMoe => true,
+            Self::Qwen35 | Self::Qwen35Moe | Self::NemotronHMoe | Self::Qwen4Exp => true,
         }
     }
 
@@ -68,6 +74,7 @@ impl Arch {
             Self::Llama | Self::Qwen35 | Self::NemotronH => None,
             Self::Qwen35Moe => Some(ExpertFamily::QWEN35),
             Self::NemotronHMoe => Some(ExpertFamily::NEMOTRON_H),
+            Self::Qwen4Exp => Some(ExpertFamily::QWEN4EXP),
         }
     }
 }
@@ -170,6 +177,8 @@ pub struct Config {
     pub delta: Option<DeltaConfig>,
     /// Present if any trunk block is Mamba2.
     pub mamba2: Option<Mamba2Config>,
+    /// What only `qwen4exp` has; present for it alone.
+    pub qwen4exp: Option<Qwen4ExpConfig>,
     /// The file's token list; `None` without one.
     pub tokens: Option<TokenList>,
 }
@@ -202,7 +211,7 @@ impl Config {
         let kv_heads = kv_heads.unwrap_or_else(|| heads.clone());
         let (mixers, ffn) = match arch {
             Arch::Llama => (vec![Mixer::Attention; all], Self::ffn(keys, arch)?),
-            Arch::Qwen35 | Arch::Qwen35Moe => (Self::mixers(keys)?, Self::ffn(keys, arch)?),
+            Arch::Qwen35 | Arch::Qwen35Moe | Arch::Qwen4Exp => (Self::mixers(keys)?, Self::ffn(keys, arch)?),
             Arch::NemotronH | Arch::NemotronHMoe => nemotron_h::blocks(keys, arch, &kv_heads)?,
         };
         let head_dim = Self::head_dim(keys, d_model, &heads)?;
@@ -237,9 +246,18 @@ impl Config {
 
         let rope = match arch {
             Arch::Llama => Some(RopeConfig::read(keys, head_dim, Pairing::Adjacent, false)?),
-            Arch::Qwen35 | Arch::Qwen35Moe => Some(RopeConfig::read(keys, head_dim, Pairing::Halves, true)?),
+            Arch::Qwen35 | Arch::Qwen35Moe | Arch::Qwen4Exp => {
+                Some(RopeConfig::read(keys, head_dim, Pairing::Halves, true)?)
+            }
             // The keys are written, and say nothing: this family does not rotate.
             Arch::NemotronH | Arch::NemotronHMoe => None,
+        };
+        let tokens = meta.get_str_array("tokenizer.ggml.tokens")?.map(TokenList::of);
+        let qwen4exp = match (arch, &rope) {
+            (Arch::Qwen4Exp, Some(rope)) => {
+                Some(Qwen4ExpConfig::read(keys, d_model, rope.n_rot, &blocks, tokens.map(|t| t.len))?)
+            }
+            _ => None,
         };
 
         Ok(Self {
@@ -257,7 +275,8 @@ impl Config {
             rope,
             delta,
             mamba2,
-            tokens: meta.get_str_array("tokenizer.ggml.tokens")?.map(TokenList::of),
+            qwen4exp,
+            tokens,
         })
     }
 

@@ -1,0 +1,90 @@
+//! Block-sparse attention: index keys beside the pages, and the choice that each row makes of them.
+
+use std::sync::Arc;
+
+use engine_kernels::ops::block_select::{Selection, select_blocks};
+use engine_kernels::ops::index_keys::{IndexCache, IndexGeometry, IndexScratch, Pooling};
+use engine_kernels::ops::sparse_attention::sparse_attention;
+
+use crate::model::Model;
+use crate::model::program::{BufferId, Program};
+
+use super::machine::{Batch, Machine};
+
+/// Index keys of all layers, and memory of one choice, which all layers use in turn.
+pub struct Sparse {
+    /// By row of [`Program::index`].
+    pub keys: IndexCache,
+    scratch: IndexScratch,
+    selection: Selection,
+}
+
+impl Sparse {
+    /// Bytes of the keys of [`Self::new`].
+    pub fn bytes_for(program: &Program, pages: usize) -> usize {
+        IndexCache::bytes_for(&geometries(program), pages)
+    }
+
+    /// For `pages` pages; empty for a model without an indexer.
+    pub fn new(program: &Program, pages: usize) -> Self {
+        let keys = IndexCache::new(&geometries(program), pages);
+        Self { keys, scratch: IndexScratch::default(), selection: Selection::default() }
+    }
+}
+
+fn geometries(program: &Program) -> Vec<IndexGeometry> {
+    program.index.iter().map(|layer| layer.geometry).collect()
+}
+
+/// Operands of one attention.
+pub(super) struct SparseOp {
+    pub layer: usize,
+    pub index: usize,
+    pub query: BufferId,
+    pub index_query: BufferId,
+    pub head_dim: usize,
+    pub scale: f32,
+    pub dst: BufferId,
+}
+
+impl Machine {
+    /// Stores the index keys of all rows.
+    pub(super) fn store_index(&mut self, model: &Model, index: usize, key: BufferId, batch: &Batch<'_>) {
+        let pool = Arc::clone(&self.pool);
+        let norm = model.weights.vector(model.program.index[index].norm);
+        let rope = self.rope.as_ref().expect("a program that rotates has a rotary embedding");
+        let pooling = Pooling { norm, eps: model.program.norm_eps, rope };
+        let Sparse { keys, scratch, .. } = &mut self.sparse;
+        let key = &self.buffers[key.index()][..batch.token.len() * self.width[key.index()]];
+        keys.store(&pool, self.isa, index, batch.segments, key, pooling, scratch);
+    }
+
+    /// Chooses for every row, then attends.
+    pub(super) fn sparse_attention(&mut self, model: &Model, op: &SparseOp, batch: &Batch<'_>) {
+        let (pool, isa, rows) = (Arc::clone(&self.pool), self.isa, batch.token.len());
+        let indexer = model.program.index[op.index];
+        self.with(op.dst, rows, |m, dst| {
+            let Self { kv, buffers, width, attention, sparse, .. } = m;
+            let rows_of = |b: BufferId| &buffers[b.index()][..rows * width[b.index()]];
+            let Sparse { keys, selection, .. } = sparse;
+            let (heads, budget) = (indexer.heads, indexer.budget);
+            let index_query = rows_of(op.index_query);
+            select_blocks(&pool, isa, keys, op.index, index_query, heads, batch.segments, budget, selection);
+            let heads = width[op.query.index()] / op.head_dim;
+            let query = rows_of(op.query);
+            sparse_attention(
+                &pool,
+                isa,
+                kv,
+                op.layer,
+                query,
+                heads,
+                batch.segments,
+                selection,
+                op.scale,
+                attention,
+                dst,
+            );
+        });
+    }
+}
