@@ -5,8 +5,10 @@
 
 mod edit;
 mod experts;
+mod generate;
 mod invariance;
 mod qwen4exp;
+mod qwen4exp_refusals;
 mod refusals;
 mod slots;
 mod types;

@@ -142,6 +142,11 @@ fn qwen35moe_tiny() -> Option<Subject> {
         .map(|path| Subject::file("qwen35moe-tiny", path, 40).with_long_prompt())
 }
 
+fn qwen4exp_tiny() -> Option<Subject> {
+    fixture("qwen4exp-tiny/qwen4exp-tiny-F32.gguf")
+        .map(|path| Subject::file("qwen4exp-tiny", path, 40).with_long_prompt())
+}
+
 fn smollm2() -> Option<Subject> {
     smollm2_gguf().map(|path| Subject::file("SmolLM2", path, 12))
 }
@@ -161,6 +166,13 @@ fn qwen35_tiny_commits_the_same_ids_everywhere() {
 #[test]
 fn qwen35moe_tiny_commits_the_same_ids_everywhere() {
     if let Some(subject) = qwen35moe_tiny() {
+        check_covering(&subject);
+    }
+}
+
+#[test]
+fn qwen4exp_tiny_commits_the_same_ids_everywhere() {
+    if let Some(subject) = qwen4exp_tiny() {
         check_covering(&subject);
     }
 }
@@ -203,7 +215,7 @@ fn whole_grid() {
         skip("the whole identity grid", "IDENTITY_GRID is not set; the covering set and random cells ran");
         return;
     };
-    let subjects = [Some(Subject::built_in()), qwen35_tiny(), qwen35moe_tiny(), smollm2()];
+    let subjects = [Some(Subject::built_in()), qwen35_tiny(), qwen35moe_tiny(), qwen4exp_tiny(), smollm2()];
     let wanted = |s: &Subject| wanted == "all" || wanted == s.name;
     for subject in subjects.into_iter().flatten().filter(wanted) {
         let references = References::new(&subject);
@@ -296,7 +308,7 @@ fn check_states(subject: &Subject) {
 #[test]
 fn recurrent_state_equals_the_reference_after_every_commit() {
     check_states(&Subject::built_in());
-    for subject in [qwen35_tiny(), qwen35moe_tiny()].into_iter().flatten() {
+    for subject in [qwen35_tiny(), qwen35moe_tiny(), qwen4exp_tiny()].into_iter().flatten() {
         check_states(&subject);
     }
 }

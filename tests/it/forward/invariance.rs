@@ -10,7 +10,7 @@ use engine::step::{Executor, Filters, MtpWork, NO_LOGPROBS, RowRules, SlotOp, So
 use engine_bin::bench::single::{Single, Want};
 use engine_kernels::Isa;
 
-use super::{exact, integer, load, single};
+use super::{exact, generate, integer, load, single};
 
 const MODELS: &[&str] = &[
     "llama-tiny/llama-tiny-Q4_1.gguf",
@@ -20,7 +20,16 @@ const MODELS: &[&str] = &[
     "qwen35-tiny-k/qwen35-tiny-k-Q4_K_M.gguf",
     "qwen35moe-tiny/qwen35moe-tiny-Q8_0.gguf",
     "qwen35moe-tiny/qwen35moe-tiny-F32.gguf",
+    "qwen4exp-tiny/qwen4exp-tiny-F32.gguf",
 ];
+
+/// Every fixture at hand, and what is generated.
+fn models() -> Vec<(&'static str, Arc<Model>)> {
+    let mut models: Vec<_> = MODELS.iter().filter_map(|path| Some((*path, load(path)?))).collect();
+    let (q8, _) = generate::quantised(&generate::qwen4exp(1));
+    models.push((generate::QWEN4EXP, Arc::new(q8.load().unwrap_or_else(|error| panic!("{error}")))));
+    models
+}
 
 /// Ids without a pattern.
 pub fn ids(n: usize, seed: u32) -> Vec<u32> {
@@ -109,8 +118,7 @@ fn in_windows(model: &Arc<Model>, tokens: &[u32], k: usize, accept: impl Fn(usiz
 /// to the widest, with every kind of rejection.
 #[test]
 fn cuts_and_windows_change_nothing() {
-    for path in MODELS {
-        let Some(model) = load(path) else { continue };
+    for (path, model) in models() {
         let tokens = ids(90, 1);
         let expected = in_chunks(&model, &tokens, 90, integer());
         for chunk in [1, 2, 3, 4, 5, 7, 8, 33, 64] {
@@ -134,8 +142,7 @@ fn cuts_and_windows_change_nothing() {
 
 #[test]
 fn threads_and_instruction_sets_change_nothing() {
-    for path in MODELS {
-        let Some(model) = load(path) else { continue };
+    for (path, model) in models() {
         let tokens = ids(280, 2);
         // Float activations in plain Rust are slow: once.
         let modes: &[ExecOptions] = if path.contains("F32") { &[exact(), integer()] } else { &[integer()] };
@@ -154,8 +161,7 @@ fn threads_and_instruction_sets_change_nothing() {
 /// Several sequences in one pass, with windows, prefill and MTP work side by side, equal each of them alone.
 #[test]
 fn a_batch_is_its_sequences() {
-    for path in MODELS {
-        let Some(model) = load(path) else { continue };
+    for (path, model) in models() {
         let lens = [37, 20, 61];
         let prompts: Vec<Vec<u32>> = lens.iter().enumerate().map(|(i, &n)| ids(n, 10 + i as u32)).collect();
         let windows: Vec<Vec<u32>> = [1, 5, 9].iter().enumerate().map(|(i, &n)| ids(n, 20 + i as u32)).collect();

@@ -10,12 +10,13 @@ use engine::step::{Executor, SlotOp, Step, StepResult};
 use engine_bin::bench::single::{Single, Want};
 
 use super::invariance::ids;
-use super::{integer, load};
+use super::{generate, integer, load};
 
 const MODELS: &[&str] = &[
     "llama-tiny/llama-tiny-Q4_1.gguf",
     "qwen35-tiny/qwen35-tiny-Q8_0.gguf",
     "qwen35moe-tiny/qwen35moe-tiny-Q8_0.gguf",
+    "qwen4exp-tiny/qwen4exp-tiny-F32.gguf",
 ];
 
 /// Two slots with six pages each.
@@ -68,6 +69,8 @@ fn check(name: &str, run: impl Fn(&Arc<Model>, &str)) {
             run(&model, &format!("{name}, {path}"));
         }
     }
+    let model = generate::qwen4exp(1).load().unwrap_or_else(|error| panic!("{error}"));
+    run(&Arc::new(model), &format!("{name}, {}", generate::QWEN4EXP));
 }
 
 #[test]
