@@ -19,6 +19,7 @@ mod llama;
 pub mod load;
 mod mtp_block;
 mod nemotron_h;
+mod op;
 pub mod plan;
 pub mod preflight;
 pub mod program;
