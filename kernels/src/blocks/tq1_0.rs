@@ -25,7 +25,7 @@ fn digits(bytes: &[u8], codes: &mut [i8]) {
     let mut power = 1u8;
     for codes in codes.chunks_exact_mut(bytes.len()) {
         for (code, byte) in codes.iter_mut().zip(bytes) {
-            *code = (u16::from(byte.wrapping_mul(power)) * 3 >> 8) as i8 - 1;
+            *code = ((u16::from(byte.wrapping_mul(power)) * 3) >> 8) as i8 - 1;
         }
         power = power.wrapping_mul(3);
     }

@@ -73,7 +73,7 @@ mod tests {
 
     #[test]
     fn signs_are_even() {
-        assert!((0..128).all(|i| even_signs(i).count_ones() % 2 == 0 && u32::from(even_signs(i) & 127) == i));
+        assert!((0..128).all(|i| even_signs(i).count_ones().is_multiple_of(2) && u32::from(even_signs(i) & 127) == i));
         let mut codes = [0; 4];
         put_signed(&mut codes, &[1, 2, 3, 4], 0b1010);
         assert_eq!(codes, [1, -2, 3, -4]);
