@@ -51,7 +51,11 @@ pub enum Error {
         choices: Vec<String>,
     },
     /// The mapped file has another size or time stamp than when it was opened.
-    #[error("{file}: changed while open ({found}, was {expected}); restart with the new file, or use --no-mmap")]
+    #[error(
+        "{file}: the model file was written or touched while it was in use ({found}; was {expected}); stopping before \
+         wrong output. Start again with the file as it should be; to replace a file in use, rename the new one over it, \
+         or use --no-mmap"
+    )]
     FileChanged {
         /// Path of the file.
         file: String,

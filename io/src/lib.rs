@@ -4,6 +4,7 @@
 //! - [`gguf`] reads and writes the GGUF format itself: every value and tensor type, runnable or not.
 //! - [`text`] is the way between characters and token ids: vocabularies, pre-tokenizers, BPE, chat templates.
 //! - [`mmap`] is the one place with `unsafe`: read-only mappings, and the answer to a file that shrinks under one.
+//! - [`watch::FileWatch`] tells whether mapped files are still what they were.
 //! - [`error::Error`] is what all of them answer to bad input: file, key or tensor, found, expected, what to do.
 //!
 //! What is absent: nothing here waits, allocates by a number a file claims, or panics on file data.
@@ -13,7 +14,9 @@ pub mod gguf;
 pub mod mmap;
 pub mod shards;
 pub mod text;
+pub mod watch;
 
 pub use error::{Error, Result};
 pub use gguf::types::TensorType;
 pub use shards::{Bytes, ModelFile, OpenOptions};
+pub use watch::FileWatch;

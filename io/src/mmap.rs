@@ -3,8 +3,8 @@
 //!
 //! A page that lies beyond the end of its file raises SIGBUS when touched. [`install_fault_handler`] turns that into a
 //! message that names the file and an orderly exit; without a mapping at the fault address the signal keeps its
-//! default meaning. The tail of the last page reads as zeros and raises nothing, which is why
-//! [`crate::ModelFile::check_unchanged`] exists beside the handler.
+//! default meaning. The tail of the last page reads as zeros and raises nothing, and neither do bytes that were written
+//! in place, which is why [`crate::FileWatch`] exists beside the handler.
 #![expect(unsafe_code, reason = "mapping a file and handling SIGBUS have no safe interface")]
 
 use std::ffi::{CString, c_char, c_int, c_void};
@@ -31,7 +31,7 @@ pub struct FileBytes {
 impl FileBytes {
     /// Maps the first `len` bytes of a file, read-only. `len` must be its size and not zero.
     ///
-    /// The file must not be written while it is mapped: other bytes would be read (see `check_unchanged`), a shorter
+    /// The file must not be written while it is mapped: other bytes would be read (see [`crate::FileWatch`]), a shorter
     /// file ends the process (see [`install_fault_handler`]).
     ///
     /// # Errors

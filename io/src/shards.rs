@@ -20,6 +20,7 @@ use crate::error::{Error, Result};
 use crate::gguf::read::part_hint;
 use crate::gguf::{Gguf, Meta, TensorInfo, keys};
 use crate::mmap::FileBytes;
+use crate::watch::OpenFile;
 
 /// A cheap handle to a range of bytes that something keeps alive.
 #[derive(Clone)]
@@ -103,7 +104,7 @@ pub struct Shard {
     /// GGUF version, 2 or 3.
     pub version: u32,
     /// The open file, to be asked whether it changed. `None` for static bytes.
-    file: Option<File>,
+    file: Option<OpenFile>,
 }
 
 impl Shard {
@@ -299,29 +300,18 @@ impl ModelFile {
         &self.warnings
     }
 
-    /// Asks the system whether every file still has the size and time stamp it had at opening.
+    /// Asks the system whether every file still has the size and time stamp it had at opening. Whoever goes on reading
+    /// mapped bytes keeps a [`FileWatch`](crate::FileWatch).
     ///
     /// # Errors
     /// [`Error::FileChanged`], [`Error::Io`].
     pub fn check_unchanged(&self) -> Result<()> {
-        for s in &self.shards {
-            let Some(file) = &s.file else { continue };
-            let now = file.metadata().map_err(|source| Error::Io { file: s.name(), action: "examine", source })?;
-            let modified = now.modified().ok();
-            if now.len() != s.bytes.len() as u64 || modified != s.modified {
-                let say = |len: u64, at: Option<SystemTime>| {
-                    let secs =
-                        at.and_then(|t| t.duration_since(SystemTime::UNIX_EPOCH).ok()).map_or(0.0, |d| d.as_secs_f64());
-                    format!("{len} bytes, modified at {secs:.3} s")
-                };
-                return Err(Error::FileChanged {
-                    file: s.name(),
-                    found: say(now.len(), modified),
-                    expected: say(s.bytes.len() as u64, s.modified),
-                });
-            }
-        }
-        Ok(())
+        self.shards.iter().filter_map(|s| s.file.as_ref()).try_for_each(OpenFile::check)
+    }
+
+    /// The files whose own pages the data are.
+    pub(crate) fn mapped_files(&self) -> impl Iterator<Item = &OpenFile> {
+        self.shards.iter().filter(|s| s.mapped).filter_map(|s| s.file.as_ref())
     }
 }
 
@@ -471,7 +461,11 @@ fn open_file(path: &Path, options: OpenOptions) -> Result<(Shard, Vec<TensorInfo
     }
     let len = usize::try_from(stat.len()).map_err(|_| truncated(stat.len()))?;
     let bytes = if options.mmap { FileBytes::map(&file, len, &name)? } else { FileBytes::read(&file, len, &name)? };
-    let gguf = Gguf::parse(bytes.as_ref(), &name)?;
+    let file = OpenFile::new(&name, file, &stat);
+    let parsed = Gguf::parse(bytes.as_ref(), &name);
+    // Of a file that is being written, this is what is wrong with it, whatever its bytes look like.
+    file.check()?;
+    let gguf = parsed?;
     let real_path = fs::canonicalize(path).map_err(failed("resolve"))?;
     let mapped = bytes.is_mapped();
     let (mut shard, tensors) = shard(gguf, Bytes::new(bytes), path.into(), real_path, stat.modified().ok(), mapped);

@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use engine_io::ModelFile;
+use engine_io::{FileWatch, ModelFile};
 use engine_kernels::Matrix;
 
 use super::config::Config;
@@ -85,13 +85,17 @@ pub struct Model {
     pub mtp: MtpStatus,
     /// Tensors that no operation reads.
     pub unexpected: Vec<String>,
+    /// The mapped files that weights are read from, of the model and of the draft file. What a pass computes is the
+    /// model's own only if these are unchanged after it.
+    pub files: FileWatch,
 }
 
 impl Model {
     /// Loads `model`, with the MTP block of `draft` if given.
     ///
     /// # Errors
-    /// [`ModelError`]: the first contradiction of the metadata, or everything that is wrong with the tensors.
+    /// [`ModelError`]: the first contradiction of the metadata, or everything that is wrong with the tensors; or a file
+    /// that was written meanwhile.
     pub fn load(model: &ModelFile, draft: Option<&ModelFile>, options: LoadOptions) -> Result<Self, ModelError> {
         let config = Config::read(model.meta())?;
         let draft_config = draft.map(|d| Config::read(d.meta())).transpose()?;
@@ -111,8 +115,10 @@ impl Model {
         };
         let (matrices, start) = matrices(&plan, file, options.repack)?;
         let weights = Weights { matrices, start, vectors: vectors(&plan, file)? };
+        let files = FileWatch::of(std::iter::once(model).chain(draft));
+        files.check()?;
         let Plan { program, vocab, mtp, unexpected, .. } = plan;
-        Ok(Self { config, program, weights, vocab, mtp, unexpected })
+        Ok(Self { config, program, weights, vocab, mtp, unexpected, files })
     }
 }
 

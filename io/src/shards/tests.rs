@@ -1,4 +1,5 @@
 use super::*;
+use crate::FileWatch;
 use crate::gguf::write::Layout;
 use crate::gguf::{TensorType, Value};
 
@@ -335,20 +336,62 @@ fn paths_that_are_no_model_say_so() {
     refused(&part, "join the parts");
 }
 
+/// What is done to a file, and whether mapped bytes may be another model's afterwards.
 #[test]
 fn a_changed_file_is_noticed() {
-    let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("m.gguf");
-    let bytes = file(&[], &["w"], 1);
-    fs::write(&path, &bytes).unwrap();
-    let m = open(&path).unwrap();
-    m.check_unchanged().unwrap();
-    let writer = File::options().write(true).open(&path).unwrap();
-    writer.set_modified(SystemTime::UNIX_EPOCH).unwrap();
-    assert!(matches!(m.check_unchanged(), Err(Error::FileChanged { .. })));
-    writer.set_len(bytes.len() as u64 - 1).unwrap();
-    writer.set_modified(m.shards()[0].modified.unwrap()).unwrap();
-    assert!(matches!(m.check_unchanged(), Err(Error::FileChanged { .. })));
+    type Change = fn(&Path, &[u8]);
+    fn writer(path: &Path) -> File {
+        File::options().write(true).open(path).unwrap()
+    }
+    let changes: [(&str, bool, Change); 7] = [
+        ("nothing", false, |_, _| ()),
+        ("shorter by one byte, the time set back", true, |path, bytes| {
+            let modified = fs::metadata(path).unwrap().modified().unwrap();
+            let file = writer(path);
+            file.set_len(bytes.len() as u64 - 1).unwrap();
+            file.set_modified(modified).unwrap();
+        }),
+        ("shrunk, then grown to its size", true, |path, bytes| {
+            writer(path).set_len(bytes.len() as u64 - 1).unwrap();
+            writer(path).set_len(bytes.len() as u64).unwrap();
+        }),
+        ("written over", true, |path, bytes| fs::write(path, bytes).unwrap()),
+        ("touched", true, |path, _| writer(path).set_modified(SystemTime::UNIX_EPOCH).unwrap()),
+        ("replaced under its name", false, |path, bytes| {
+            let new = path.with_extension("new");
+            fs::write(&new, &bytes[..bytes.len() - 4]).unwrap();
+            fs::rename(new, path).unwrap();
+        }),
+        ("linked", false, |path, _| fs::hard_link(path, path.with_extension("link")).unwrap()),
+    ];
+    for (what, changed, change) in changes {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("m.gguf");
+        let bytes = file(&[], &["w"], 1);
+        fs::write(&path, &bytes).unwrap();
+        // A time stamp of its own: one write after another may have the same.
+        writer(&path).set_modified(SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(1)).unwrap();
+        let m = open(&path).unwrap();
+        let read = ModelFile::open(&path, OpenOptions { mmap: false, strict: false }).unwrap();
+        let (mapped, in_memory) = (FileWatch::of([&m, &m]), FileWatch::of([&read]));
+        assert!(in_memory.is_empty() && !mapped.is_empty());
+        mapped.check().unwrap();
+        change(&path, &bytes);
+        drop(m);
+        match mapped.check() {
+            Ok(()) => assert!(!changed, "{what} is not noticed"),
+            Err(error @ Error::FileChanged { .. }) => {
+                let text = error.to_string();
+                assert!(changed, "{what}: {text}");
+                assert!(text.contains("m.gguf: ") && text.contains("modified at 1.000000000 s"), "{what}: {text}");
+            }
+            Err(error) => panic!("{what}: {error}"),
+        }
+        assert_eq!(read.check_unchanged().is_err(), changed, "{what}");
+        in_memory.check().unwrap();
+    }
+    let memory: &'static [u8] = file(&[], &["w"], 1).leak();
+    assert!(FileWatch::of([&ModelFile::from_static(memory, "built-in").unwrap()]).is_empty());
 }
 
 #[test]
