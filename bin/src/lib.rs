@@ -4,4 +4,6 @@ pub mod bench;
 pub mod embed;
 pub mod flags;
 pub mod open;
+pub mod report;
 pub mod serve;
+pub mod watch;

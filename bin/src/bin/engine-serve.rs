@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use engine::api::Command;
 use engine_bin::flags::{LowArgs, ServeArgs};
+use engine_bin::report::chain;
 use engine_bin::serve::start::{self, LoadError};
 use engine_bin::serve::{Config, Exit, Handle, Server, limits_table};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -101,18 +102,4 @@ fn watch_signals(handle: Handle) -> std::io::Result<()> {
         }
     })?;
     Ok(())
-}
-
-/// The error and what caused it, one line each; a cause that the line before quotes already is left out.
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(error) = source {
-        let cause = error.to_string();
-        if !text.ends_with(&cause) {
-            text.push_str(&format!("\n  because {cause}"));
-        }
-        source = error.source();
-    }
-    text
 }

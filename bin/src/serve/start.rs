@@ -20,6 +20,7 @@ use crate::open::{BUILT_IN, ModelSource, Opened};
 use crate::serve::gguf_text::GgufText;
 use crate::serve::info::{ModelInfo, SamplingDefaults};
 use crate::serve::{Parts, SpecConfig, TextModel as _};
+use crate::watch::{self, Watched};
 
 /// Why nothing is served.
 #[derive(Debug, thiserror::Error)]
@@ -47,6 +48,9 @@ pub enum LoadError {
     /// The engine.
     #[error(transparent)]
     Start(#[from] StartError),
+    /// The operating system gave no thread.
+    #[error("the thread that watches the model file could not be started: {0}")]
+    Watch(std::io::Error),
 }
 
 impl LoadError {
@@ -55,7 +59,7 @@ impl LoadError {
         match self {
             Self::File(_) | Self::Model(_) | Self::Template { .. } | Self::Unmet(_) => 3,
             Self::Size(SizeError::Limits(_)) => 2,
-            Self::Size(SizeError::Memory { .. }) | Self::Start(_) => 1,
+            Self::Size(SizeError::Memory { .. }) | Self::Start(_) | Self::Watch(_) => 1,
         }
     }
 }
@@ -122,8 +126,14 @@ pub fn load(args: &ServeArgs, files: Files) -> Result<(Parts, EngineHandle), Loa
     };
     let executor = CpuExecutor::try_new(Arc::clone(&model), limits.clone(), options)?;
     let mtp = executor.shape().mtp;
-    if let MtpStatus::Unavailable(reason) = executor.mtp_status() {
-        tracing::info!(reason, "no MTP drafting");
+    match executor.mtp_status() {
+        // The file says that there is a block: something is wrong with it.
+        MtpStatus::Unavailable(reason) if model.config.nextn > 0 => tracing::warn!(reason, "no MTP drafting"),
+        MtpStatus::Unavailable(reason) => tracing::info!(reason, "no MTP drafting"),
+        MtpStatus::Sidecar if model.config.nextn > 0 => {
+            tracing::info!("the MTP block of the draft model is used, not the model's own");
+        }
+        MtpStatus::Own | MtpStatus::Sidecar => {}
     }
     let default = args.speculation_for(mtp).map_err(|message| match executor.mtp_status() {
         MtpStatus::Unavailable(reason) => LoadError::Unmet(format!("{message}: {reason}")),
@@ -131,6 +141,8 @@ pub fn load(args: &ServeArgs, files: Files) -> Result<(Parts, EngineHandle), Loa
     })?;
     let info = describe(args, &file, &model, context, text.vocab());
     let settings = Settings { schedule: args.schedule, cost: None };
+    watch::start(model.files.clone()).map_err(LoadError::Watch)?;
+    let executor = Watched::new(executor, model.files.clone());
     let handle = engine::engine::start(Box::new(executor), &limits, pieces, settings, Box::new(Monotonic::default()))?;
     let parts = Parts {
         model: Box::new(text),
