@@ -3,7 +3,7 @@
 //! `ref-torch-f32` and `ref-dequant-Q` were computed with float activations: [`Activation::Exact`] must meet them
 //! tightly. `ref-llamacpp-Q` quantised its activations as [`Activation::Integer`] does; only choices are compared.
 
-mod edit;
+pub mod edit;
 mod experts;
 mod generate;
 mod invariance;
@@ -93,7 +93,7 @@ fn evaluate(model: &Arc<Model>, reference: &Reference, continuation: usize, opti
     eval::check(&input, model.vocab, None).unwrap();
     let limits = eval::limits(&input);
     let mut single = Single::new(CpuExecutor::new(Arc::clone(model), limits.clone(), options), &limits);
-    eval::evaluate(&mut single, &input)
+    eval::evaluate(&mut single, &input).unwrap()
 }
 
 fn distance(a: &[f32], b: &[f32]) -> f32 {

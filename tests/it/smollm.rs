@@ -42,7 +42,7 @@ fn evaluate(
     eval::check(&input, model.vocab, None).unwrap();
     let limits = eval::limits(&input);
     let mut single = Single::new(executor(model, 1, limits.context, options).0, &limits);
-    eval::evaluate(&mut single, &input).sequences
+    eval::evaluate(&mut single, &input).unwrap().sequences
 }
 
 fn prompts(r: &Reference) -> Vec<Vec<u32>> {
@@ -57,7 +57,7 @@ fn integer_activations_are_as_good_as_the_peers() {
     ppl::check(&tokens, model.vocab).unwrap();
     let limits = ppl::limits(&tokens);
     let mut single = Single::new(executor(&model, 1, limits.context, on_two(integer())).0, &limits);
-    let found = perplexity(&mut single, &tokens);
+    let found = perplexity(&mut single, &tokens).unwrap();
     let nll = r.f32("ppl.f32kv.nll").data;
     let expected = (nll.iter().map(|&x| f64::from(x)).sum::<f64>() / nll.len() as f64).exp();
     assert!((found.ppl / expected - 1.0).abs() < 0.005, "perplexity {}, expected {expected}", found.ppl);

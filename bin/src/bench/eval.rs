@@ -8,6 +8,7 @@ use engine::sample;
 use engine::step::Executor;
 use serde::{Deserialize, Serialize};
 
+use super::finite::{self, NonFinite};
 use super::options::RunFlags;
 use super::single::{Single, Want};
 
@@ -81,7 +82,7 @@ pub struct SequenceOutput {
     pub drafts: Vec<Draft>,
 }
 
-/// Why an input was refused.
+/// Why an input was refused, or has no answer.
 #[derive(Debug, thiserror::Error)]
 pub enum EvalError {
     /// A sequence without tokens.
@@ -104,6 +105,14 @@ pub enum EvalError {
         depth: u32,
         /// Why there are none.
         reason: String,
+    },
+    /// What the model computes is no number.
+    #[error("sequence {sequence}, {source}")]
+    NonFinite {
+        /// Which sequence.
+        sequence: usize,
+        /// Where in it.
+        source: NonFinite,
     },
 }
 
@@ -137,36 +146,52 @@ pub fn check(input: &Input, vocab: usize, mtp: Option<&str>) -> Result<(), EvalE
 
 /// Runs every sequence from an empty slot.
 ///
+/// # Errors
+/// [`EvalError::NonFinite`] at the first logit that is not finite.
+///
 /// # Panics
 /// If the input was not checked.
-pub fn evaluate<E: Executor>(single: &mut Single<E>, input: &Input) -> Output {
-    let one = |tokens: &Vec<u32>| sequence(single, tokens, input.continuation, input.mtp_depth);
-    Output { sequences: input.sequences.iter().map(one).collect() }
+pub fn evaluate<E: Executor>(single: &mut Single<E>, input: &Input) -> Result<Output, EvalError> {
+    let mut sequences = Vec::with_capacity(input.sequences.len());
+    for (i, tokens) in input.sequences.iter().enumerate() {
+        let found = sequence(single, tokens, input.continuation, input.mtp_depth);
+        sequences.push(found.map_err(|source| EvalError::NonFinite { sequence: i, source })?);
+    }
+    Ok(Output { sequences })
 }
 
-fn sequence<E: Executor>(single: &mut Single<E>, tokens: &[u32], continuation: usize, depth: u32) -> SequenceOutput {
+fn sequence<E: Executor>(
+    single: &mut Single<E>,
+    tokens: &[u32],
+    continuation: usize,
+    depth: u32,
+) -> Result<SequenceOutput, NonFinite> {
     let shape = single.executor().shape().clone();
+    let vocab = shape.vocab;
     let mut out = SequenceOutput::default();
     let mut scratch = sample::Scratch::default();
     single.reset();
-    for chunk in tokens.chunks(CHUNK) {
+    for (i, chunk) in tokens.chunks(CHUNK).enumerate() {
         let result = single.trunk(chunk, chunk.len(), Want::ProbeAll);
-        for row in result.logits.chunks_exact(shape.vocab) {
+        finite::check(&result.logits, vocab, finite::TRUNK, i * CHUNK)?;
+        for row in result.logits.chunks_exact(vocab) {
             out.top10.push(top(row, 10, &mut scratch));
             out.logsumexp.push(sample::log_sum_exp(row));
         }
-        out.logits_last = result.logits[result.logits.len() - shape.vocab..].to_vec();
+        out.logits_last = result.logits[result.logits.len() - vocab..].to_vec();
         out.h_last = result.hidden[result.hidden.len() - shape.hidden_width..].to_vec();
         if shape.mtp {
             let result = single.mtp(chunk, 0, true);
-            out.mtp_top1.extend(result.mtp_logits.chunks_exact(shape.vocab).map(best));
+            finite::check(&result.mtp_logits, vocab, finite::MTP, i * CHUNK)?;
+            out.mtp_top1.extend(result.mtp_logits.chunks_exact(vocab).map(best));
         }
     }
     let mut next = best(&out.logits_last);
     let mut margin = margin_of(&out.logits_last, &mut scratch);
     if depth > 0 {
         let result = single.mtp(&[next], depth, true);
-        let logits = result.mtp_logits.chunks_exact(shape.vocab);
+        finite::check(&result.mtp_logits, vocab, finite::MTP, tokens.len())?;
+        let logits = result.mtp_logits.chunks_exact(vocab);
         let drafts = result.draft.iter().zip(logits);
         out.drafts = drafts.map(|(t, logits)| Draft { token: t.0, logits: logits.to_vec() }).collect();
     }
@@ -180,13 +205,14 @@ fn sequence<E: Executor>(single: &mut Single<E>, tokens: &[u32], continuation: u
             single.mtp(&[next], 0, false);
         }
         let result = single.trunk(&[next], 1, Want::Probe);
+        finite::check(&result.logits, vocab, finite::TRUNK, tokens.len() + i)?;
         next = result.next[0].0;
         margin = margin_of(&result.logits, &mut scratch);
     }
-    out
+    Ok(out)
 }
 
-/// Id of the greatest logit, the lowest of equals; 0 for a row without a finite one.
+/// Id of the greatest logit, the lowest of equals. The row is finite.
 fn best(row: &[f32]) -> u32 {
     sample::pick(row, None).map_or(0, |t| t.0)
 }

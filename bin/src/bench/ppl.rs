@@ -8,6 +8,7 @@ use engine::sample;
 use engine::step::Executor;
 use serde::Serialize;
 
+use super::finite::{self, NonFinite};
 use super::options::RunFlags;
 use super::single::{Single, Want};
 
@@ -84,9 +85,12 @@ pub fn limits(tokens: &[u32]) -> Limits {
 
 /// Judges every token but the first, given all before it.
 ///
+/// # Errors
+/// At the first logit that is not finite.
+///
 /// # Panics
 /// If the tokens were not checked.
-pub fn perplexity<E: Executor>(single: &mut Single<E>, tokens: &[u32]) -> Perplexity {
+pub fn perplexity<E: Executor>(single: &mut Single<E>, tokens: &[u32]) -> Result<Perplexity, NonFinite> {
     let vocab = single.executor().shape().vocab;
     let mtp = single.executor().shape().mtp;
     single.reset();
@@ -94,6 +98,7 @@ pub fn perplexity<E: Executor>(single: &mut Single<E>, tokens: &[u32]) -> Perple
     let known = &tokens[..tokens.len() - 1];
     for (i, chunk) in known.chunks(CHUNK).enumerate() {
         let result = single.trunk(chunk, chunk.len(), Want::ProbeAll);
+        finite::check(&result.logits, vocab, finite::TRUNK, i * CHUNK)?;
         let judged = &tokens[i * CHUNK + 1..];
         for (row, &token) in result.logits.chunks_exact(vocab).zip(judged) {
             nll.push(sample::log_sum_exp(row) - f64::from(row[token as usize]));
@@ -103,5 +108,5 @@ pub fn perplexity<E: Executor>(single: &mut Single<E>, tokens: &[u32]) -> Perple
         }
     }
     let mean_nll = nll.iter().sum::<f64>() / nll.len() as f64;
-    Perplexity { tokens: tokens.len(), mean_nll, ppl: mean_nll.exp(), nll }
+    Ok(Perplexity { tokens: tokens.len(), mean_nll, ppl: mean_nll.exp(), nll })
 }

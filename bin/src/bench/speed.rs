@@ -8,6 +8,7 @@ use engine::limits::{Limits, STEP_ROWS_MAX, WINDOW_MAX};
 use engine::step::Executor;
 use serde::Serialize;
 
+use super::finite::{self, NonFinite};
 use super::options::RunFlags;
 use super::single::{Single, Want};
 
@@ -64,65 +65,71 @@ pub fn limits(flags: &SpeedFlags) -> Limits {
 }
 
 /// Runs the measurements.
-pub fn measure<E: Executor>(single: &mut Single<E>, flags: &SpeedFlags) -> Speed {
+///
+/// # Errors
+/// At the first pass without a finite logit: what such a model takes is not what a model takes.
+pub fn measure<E: Executor>(single: &mut Single<E>, flags: &SpeedFlags) -> Result<Speed, NonFinite> {
     let vocab = single.executor().shape().vocab as u32;
     // Any ids do: only their number matters. The multiplier spreads them over the table.
     let token = |i: usize| (i as u32).wrapping_mul(2_654_435_761) % vocab;
     let prompt: Vec<u32> = (0..flags.prefill.max(1)).map(token).collect();
 
     single.reset();
-    commit(single, &prompt[..1]); // pages in what a first pass touches
+    commit(single, &prompt[..1])?; // pages in what a first pass touches
     single.reset();
     let mut next = 0;
     let started = Instant::now();
     for chunk in prompt.chunks(STEP_ROWS_MAX) {
-        next = commit(single, chunk);
+        next = commit(single, chunk)?;
     }
     let prefill = started.elapsed().as_secs_f64();
 
     let started = Instant::now();
     for _ in 0..flags.decode {
-        next = commit(single, &[next]);
+        next = commit(single, &[next])?;
     }
     let decode = started.elapsed().as_secs_f64();
 
     let mut rows_ms = BTreeMap::new();
     for &rows in &flags.rows {
         let window: Vec<u32> = (0..rows).map(token).collect();
-        let mut times: Vec<f64> = (0..REPEATS).map(|_| timed_window(single, &window)).collect();
+        let times: Result<Vec<f64>, NonFinite> = (0..REPEATS).map(|_| timed_window(single, &window)).collect();
+        let mut times = times?;
         times.sort_by(f64::total_cmp);
         rows_ms.insert(rows, times[REPEATS / 2]);
     }
-    Speed {
+    Ok(Speed {
         decode_tok_s: rate(flags.decode, decode),
         prefill_tok_s: rate(prompt.len(), prefill),
         rows_ms,
         threads: flags.run.threads,
-    }
+    })
 }
 
 /// A window of which only the anchor stays.
-fn timed_window<E: Executor>(single: &mut Single<E>, window: &[u32]) -> f64 {
+fn timed_window<E: Executor>(single: &mut Single<E>, window: &[u32]) -> Result<f64, NonFinite> {
     let kept = single.kv_len() + 1;
     let started = Instant::now();
     single.trunk(window, 1, Want::Choice);
     let time = started.elapsed().as_secs_f64() * 1e3;
+    finite::check_choice(single.result(), kept as usize - 1)?;
     single.truncate(kept);
     if single.executor().shape().mtp {
         single.mtp(&window[..1], 0, false);
     }
-    time
+    Ok(time)
 }
 
 /// A pass over committed tokens, and the MTP cache filled after it, as any strategy does while a block is loaded.
 /// Returns the greedy next token.
-fn commit<E: Executor>(single: &mut Single<E>, tokens: &[u32]) -> u32 {
-    let next = single.trunk(tokens, tokens.len(), Want::Choice).next[0];
+fn commit<E: Executor>(single: &mut Single<E>, tokens: &[u32]) -> Result<u32, NonFinite> {
+    single.trunk(tokens, tokens.len(), Want::Choice);
+    finite::check_choice(single.result(), single.kv_len() as usize - 1)?;
+    let next = single.result().next[0];
     if single.executor().shape().mtp {
         single.mtp(tokens, 0, false);
     }
-    // A model without a finite logit still takes its time.
-    if next.is_none() { 0 } else { next.0 }
+    Ok(next.0)
 }
 
 fn rate(count: usize, seconds: f64) -> f64 {

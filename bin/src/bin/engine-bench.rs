@@ -11,6 +11,7 @@ use engine_bin::bench::eval::{self, EvalFlags};
 use engine_bin::bench::ppl::{self, PplFlags};
 use engine_bin::bench::single::Single;
 use engine_bin::bench::speed::{self, SpeedFlags};
+use engine_bin::report::chain;
 use engine_io::text::EncodeOptions;
 
 #[derive(Parser)]
@@ -38,26 +39,19 @@ enum Failure {
     Failed(String),
 }
 
-/// The error and what caused it, one line each.
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(error) = source {
-        text.push_str(&format!("\n  because {error}"));
-        source = error.source();
-    }
-    text
-}
-
 fn refused(error: impl std::error::Error) -> Failure {
     Failure::Refused(chain(&error))
+}
+
+fn failed(error: impl std::error::Error) -> Failure {
+    Failure::Failed(chain(&error))
 }
 
 /// Numbers out of range are the input's fault, a lack of memory is the machine's.
 fn too_large(error: SizeError) -> Failure {
     match error {
         SizeError::Limits(error) => refused(error),
-        SizeError::Memory { .. } => Failure::Failed(error.to_string()),
+        SizeError::Memory { .. } => failed(error),
     }
 }
 
@@ -79,7 +73,7 @@ fn print(value: &impl serde::Serialize) -> Result<(), Failure> {
 
 fn main() -> ExitCode {
     let verb = Cli::parse().verb;
-    let guarded = engine_io::mmap::install_fault_handler().map_err(|error| Failure::Failed(chain(&error)));
+    let guarded = engine_io::mmap::install_fault_handler().map_err(failed);
     let done = guarded.and_then(|()| match verb {
         Verb::Eval(flags) => run_eval(&flags),
         Verb::Ppl(flags) => run_ppl(&flags),
@@ -103,8 +97,12 @@ fn run_eval(flags: &EvalFlags) -> Result<(), Failure> {
     };
     eval::check(&input, model.vocab, reason).map_err(refused)?;
     let limits = eval::limits(&input);
+    let files = model.files.clone();
     let mut single = Single::new(flags.run.executor(model, &limits).map_err(too_large)?, &limits);
     let output = eval::evaluate(&mut single, &input);
+    // Numbers of a file that was written meanwhile are nobody's, and neither is what is wrong with them.
+    files.check().map_err(failed)?;
+    let output = output.map_err(failed)?;
     let failed = |error: io::Error| Failure::Failed(format!("{}: cannot write: {error}", flags.out.display()));
     let file = fs::File::create(&flags.out).map_err(failed)?;
     let mut file = io::BufWriter::new(file);
@@ -146,8 +144,11 @@ fn run_ppl(flags: &PplFlags) -> Result<(), Failure> {
     let model = flags.run.load().map_err(refused)?;
     ppl::check(&tokens, model.vocab).map_err(refused)?;
     let limits = ppl::limits(&tokens);
+    let files = model.files.clone();
     let mut single = Single::new(flags.run.executor(model, &limits).map_err(too_large)?, &limits);
     let found = ppl::perplexity(&mut single, &tokens);
+    files.check().map_err(failed)?;
+    let found = found.map_err(failed)?;
     if flags.json {
         return print(&found);
     }
@@ -158,8 +159,11 @@ fn run_ppl(flags: &PplFlags) -> Result<(), Failure> {
 fn run_speed(flags: &SpeedFlags) -> Result<(), Failure> {
     let model = flags.run.load().map_err(refused)?;
     let limits = speed::limits(flags);
+    let files = model.files.clone();
     let mut single = Single::new(flags.run.executor(model, &limits).map_err(too_large)?, &limits);
     let found = speed::measure(&mut single, flags);
+    files.check().map_err(failed)?;
+    let found = found.map_err(failed)?;
     if flags.json {
         return print(&found);
     }
