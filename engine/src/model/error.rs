@@ -43,7 +43,10 @@ pub enum ModelError {
         block: usize,
     },
     /// A draft file that does not fit its target.
-    #[error("{file}: does not fit the model it shall draft for: {what} is {draft} here and {target} in the model")]
+    #[error(
+        "{file}: does not fit the model it shall draft for: {what} is {draft} here and {target} in the model; give the \
+         sidecar that was made from this model, or none"
+    )]
     Mismatch {
         /// Path of the draft file.
         file: String,
@@ -55,7 +58,10 @@ pub enum ModelError {
         target: String,
     },
     /// A draft file that is no sidecar.
-    #[error("{file}: cannot be used as a draft model: {reason}")]
+    #[error(
+        "{file}: cannot be used as a draft model: {reason}; give an MTP sidecar (one NextN block in a file of its own), \
+         or none"
+    )]
     NotASidecar {
         /// Path of the draft file.
         file: String,

@@ -25,6 +25,7 @@ pub mod preflight;
 pub mod program;
 mod qwen35;
 mod qwen4exp;
+mod sidecar;
 pub mod tensors;
 
 pub use config::Config;

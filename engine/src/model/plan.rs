@@ -1,12 +1,12 @@
 //! From metadata and tensor directory to a program and the list of what must be loaded. Touches no tensor data.
 
 use super::builder::Builder;
-use super::config::{Arch, Config, ExpertsConfig, Ffn, Mixer};
+use super::config::{Arch, Config};
 use super::conventions::Conventions;
 use super::error::ModelError;
 use super::program::{MatrixId, MtpProgram, Program, Trunk};
 use super::tensors::{Inventory, Source, WantedMatrix, WantedVector, Wants};
-use super::{llama, mtp_block, nemotron_h, qwen4exp, qwen35};
+use super::{llama, mtp_block, nemotron_h, qwen4exp, qwen35, sidecar};
 
 /// One model file as planning sees it.
 #[derive(Clone, Copy)]
@@ -45,7 +45,7 @@ pub struct Plan {
     pub vocab: usize,
     /// The MTP block.
     pub mtp: MtpStatus,
-    /// Tensors of the model that no operation reads.
+    /// Tensors of the model, then of the draft file's block, that no operation reads.
     pub unexpected: Vec<String>,
 }
 
@@ -63,13 +63,13 @@ impl Plan {
         conventions: Conventions,
     ) -> Result<Self, ModelError> {
         conventions.check(model.path, model.config)?;
-        refuse_sidecar(model)?;
+        sidecar::refuse(model)?;
         refuse_miscounted_blocks(model)?;
         refuse_unhashed(model)?;
         refuse_scales(model)?;
         if let Some(draft) = draft {
             refuse_scales(draft)?;
-            check_sidecar(model, draft)?;
+            sidecar::check(model, draft)?;
         }
         let mut b = Builder::new(model.config, conventions, Wants::new(model.tensors, draft.map(|d| d.tensors)));
         let Trunk { ops: trunk, hidden, head_in, head } = match model.config.arch {
@@ -80,12 +80,16 @@ impl Plan {
         };
         let (table, vocab_rows) = b.embedding();
         let rope_factors = b.rope_factors();
+        let mut beside = Vec::new();
         let (mtp, status) = match draft {
             Some(draft) => {
                 let (_, before) = b.wants.mark();
                 let mtp = block(&mut b, Source::Draft, draft.config, (table, head));
+                // Converters copy table and head into a sidecar; the target's own are used.
+                let dense = dense_indexers(draft.config);
+                b.wants.note_unexpected(Source::Draft, |name| !name.starts_with("blk.") || starts(name, &dense));
                 let report = std::mem::replace(&mut b.wants.report, before);
-                report.into_result(draft.path, false)?;
+                beside.extend(report.into_result(draft.path, strict)?);
                 (Some(mtp), MtpStatus::Sidecar)
             }
             None => own_block(&mut b, model, (table, head)),
@@ -96,15 +100,13 @@ impl Plan {
             MtpStatus::Sidecar | MtpStatus::Unavailable(_) => model.config.trunk..model.config.blocks.len(),
         };
         let unused = unused.map(|i| format!("blk.{i}."));
-        // A block whose attention is dense has an indexer all the same.
-        let ratio = model.config.qwen4exp.as_ref().map_or(&[][..], |own| &own.ratio);
-        let dense = ratio.iter().enumerate().filter(|(_, ratio)| **ratio == 0);
-        let unused: Vec<String> = unused.chain(dense.map(|(i, _)| format!("blk.{i}.indexer."))).collect();
-        b.wants.note_unexpected(|name| unused.iter().any(|prefix| name.starts_with(prefix.as_str())));
+        let unused: Vec<String> = unused.chain(dense_indexers(model.config)).collect();
+        b.wants.note_unexpected(Source::Model, |name| starts(name, &unused));
 
         let Builder { wants, buffers, kv, index, recurrent, config, .. } = b;
         let Wants { matrices, vectors, report, .. } = wants;
-        let unexpected = report.into_result(model.path, strict)?;
+        let mut unexpected = report.into_result(model.path, strict)?;
+        unexpected.extend(beside);
         let program = Program {
             buffers: buffers.finish(),
             trunk,
@@ -211,6 +213,17 @@ fn block(b: &mut Builder<'_>, from: Source, config: &Config, (table, head): (Mat
     }
 }
 
+/// Blocks whose attention is dense have an indexer all the same.
+fn dense_indexers(config: &Config) -> Vec<String> {
+    let ratio = config.qwen4exp.as_ref().map_or(&[][..], |own| &own.ratio);
+    let dense = ratio.iter().enumerate().filter(|(_, ratio)| **ratio == 0);
+    dense.map(|(i, _)| format!("blk.{i}.indexer.")).collect()
+}
+
+fn starts(name: &str, prefixes: &[String]) -> bool {
+    prefixes.iter().any(|prefix| name.starts_with(prefix.as_str()))
+}
+
 /// Tables and projections of n-grams without the keys that say how tokens name their rows: leaving them out would
 /// compute something else.
 fn refuse_unhashed(model: FileView<'_>) -> Result<(), ModelError> {
@@ -233,122 +246,4 @@ fn refuse_scales(model: FileView<'_>) -> Result<(), ModelError> {
     let Some(example) = model.tensors.names().find(scale) else { return Ok(()) };
     let count = model.tensors.names().filter(scale).count();
     Err(ModelError::Scales { file: model.path.to_owned(), count, example: example.to_owned() })
-}
-
-/// Heads of `qwen4exp` under other names: a guess at their meaning would draft, and draft badly.
-fn foreign_head(file: FileView<'_>) -> Option<String> {
-    file.config.qwen4exp.as_ref()?;
-    let block = file.config.trunk;
-    let has = |name: String| file.tensors.has(&name);
-    let trunk = file.tensors.names().any(|n| n.starts_with("blk.0."));
-    let eh_proj = format!("blk.{block}.nextn.eh_proj.weight");
-    let halves = |n: &&str| n.contains("fc_embd") || n.contains("fc_hidden") || n.contains("fc_embedding");
-    if let Some(half) = file.tensors.names().find(halves).filter(|_| !has(eh_proj.clone())) {
-        return Some(format!("it has {half} instead of {eh_proj}; use a head whose two halves are one matrix"));
-    }
-    let own = format!("blk.{block}.nextn.hc_head_norm.weight");
-    if !trunk && has(String::from("output_hc_norm.weight")) && !has(own.clone()) {
-        return Some(format!(
-            "its last mixer is called output_hc_*, which may be the trunk's as well as the head's own; use a head with \
-             {own}"
-        ));
-    }
-    None
-}
-
-fn is_sidecar(file: FileView<'_>) -> bool {
-    let nextn = format!("blk.{}.nextn.eh_proj.weight", file.config.trunk);
-    file.config.nextn > 0 && !file.tensors.names().any(|n| n.starts_with("blk.0.")) && file.tensors.has(&nextn)
-}
-
-fn refuse_sidecar(model: FileView<'_>) -> Result<(), ModelError> {
-    if !is_sidecar(model) {
-        return Ok(());
-    }
-    Err(ModelError::Sidecar { file: model.path.to_owned(), arch: model.config.arch.name(), block: model.config.trunk })
-}
-
-/// A sidecar must be one NextN block of a model with the target's shape and vocabulary.
-fn check_sidecar(model: FileView<'_>, draft: FileView<'_>) -> Result<(), ModelError> {
-    let not = |reason: String| Err(ModelError::NotASidecar { file: draft.path.to_owned(), reason });
-    if draft.config.nextn != 1 {
-        return not(format!("its nextn_predict_layers is {}, expected 1", draft.config.nextn));
-    }
-    if let Some(reason) = foreign_head(draft) {
-        return not(reason);
-    }
-    if !is_sidecar(draft) {
-        let block = draft.config.trunk;
-        return not(format!(
-            "expected the tensors of blk.{block} alone, with nextn ones; found blocks of a trunk or none"
-        ));
-    }
-    let (t, d) = (model.config, draft.config);
-    let heads = |c: &Config| {
-        c.blocks.iter().rev().find(|b| b.mixer == Mixer::Attention).map_or((0, 0), |b| (b.heads, b.kv_heads))
-    };
-    let compare = [
-        ("general.architecture", d.arch.name().into(), t.arch.name().into()),
-        ("embedding_length", d.d_model.to_string(), t.d_model.to_string()),
-        ("trunk length", d.trunk.to_string(), t.trunk.to_string()),
-        ("attention.key_length", d.head_dim.to_string(), t.head_dim.to_string()),
-        ("attention.head_count, head_count_kv", format!("{:?}", heads(d)), format!("{:?}", heads(t))),
-        ("rope", format!("{:?}", d.rope), format!("{:?}", t.rope)),
-        ("layer_norm_rms_epsilon", d.norm_eps.to_string(), t.norm_eps.to_string()),
-        ("layer_norm_epsilon", format!("{:?}", d.layer_norm_eps), format!("{:?}", t.layer_norm_eps)),
-        ("attention.scale", d.attention_scale.to_string(), t.attention_scale.to_string()),
-        ("number of tokens", format!("{:?}", d.tokens.map(|l| l.len)), format!("{:?}", t.tokens.map(|l| l.len))),
-        (
-            "hash of the token list",
-            format!("{:x?}", d.tokens.map(|l| l.hash)),
-            format!("{:x?}", t.tokens.map(|l| l.hash)),
-        ),
-    ];
-    // Blocks of the target may be a mixer alone.
-    let ffn = |c: &Config| ffn_numbers(c.blocks.iter().map(|b| b.ffn).rfind(|f| *f != Ffn::None).unwrap_or(Ffn::None));
-    let ffn = ffn(d).into_iter().zip(ffn(t)).map(|((what, d), (_, t))| (what, d, t));
-    let own = |c: &Config| {
-        let own = c.qwen4exp.as_ref();
-        let number = |of: fn(&super::config::Qwen4ExpConfig) -> String| own.map_or_else(|| String::from("none"), of);
-        [
-            ("hyper_connection.count", number(|own| own.streams.to_string())),
-            ("hyper_connection.low_rank", number(|own| own.low_rank.to_string())),
-            ("attention.indexer", number(|own| format!("{:?}", own.indexer))),
-        ]
-    };
-    let own = own(d).into_iter().zip(own(t)).map(|((what, d), (_, t))| (what, d, t));
-    for (what, draft_value, target) in compare.into_iter().chain(ffn).chain(own) {
-        if draft_value != target {
-            return Err(ModelError::Mismatch {
-                file: draft.path.to_owned(),
-                what: what.to_owned(),
-                draft: draft_value,
-                target,
-            });
-        }
-    }
-    Ok(())
-}
-
-/// The numbers of an FFN that a sidecar's block must share with the trunk, by their keys.
-fn ffn_numbers(ffn: Ffn) -> [(&'static str, String); 7] {
-    let dense = match ffn {
-        Ffn::Dense { width, .. } => Some(width),
-        Ffn::None | Ffn::Experts(_) => None,
-    };
-    let experts = match ffn {
-        Ffn::Experts(e) => Some(e),
-        Ffn::None | Ffn::Dense { .. } => None,
-    };
-    let none = || String::from("none");
-    let number = |of: fn(&ExpertsConfig) -> usize| experts.map_or_else(none, |e| of(&e).to_string());
-    [
-        ("feed_forward_length", dense.map_or_else(none, |width| width.to_string())),
-        ("expert_count", number(|e| e.router.experts)),
-        ("expert_used_count", number(|e| e.router.used)),
-        ("expert_feed_forward_length", number(|e| e.width)),
-        ("expert_shared_feed_forward_length", number(|e| e.shared_width)),
-        ("moe_latent_size", experts.and_then(|e| e.latent).map_or_else(none, |width| width.to_string())),
-        ("router", experts.map_or_else(none, |e| format!("{:?}", e.router))),
-    ]
 }

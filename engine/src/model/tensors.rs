@@ -241,12 +241,17 @@ impl<'a> Wants<'a> {
         self.vectors.truncate(mark.vectors);
     }
 
-    /// Lists the tensors of the model that nobody asked for, but those that `known` says belong to it.
-    pub fn note_unexpected(&mut self, known: impl Fn(&str) -> bool) {
-        let matrices = self.matrices.iter().filter(|m| m.from == Source::Model).map(|m| m.name.as_str());
-        let vectors = self.vectors.iter().filter(|v| v.from == Source::Model).map(|v| v.name.as_str());
+    /// Lists the tensors of a file that nobody asked for, but those that `known` says belong to it.
+    pub fn note_unexpected(&mut self, from: Source, known: impl Fn(&str) -> bool) {
+        let matrices = self.matrices.iter().filter(|m| m.from == from).map(|m| m.name.as_str());
+        let vectors = self.vectors.iter().filter(|v| v.from == from).map(|v| v.name.as_str());
         let asked: HashSet<&str> = matrices.chain(vectors).collect();
-        let rest = self.model.names().filter(|n| !asked.contains(n) && !known(n)).map(str::to_owned);
+        let file = match from {
+            Source::Model => Some(self.model),
+            Source::Draft => self.draft,
+        };
+        let names = file.into_iter().flat_map(Inventory::names);
+        let rest = names.filter(|n| !asked.contains(n) && !known(n)).map(str::to_owned);
         self.report.unexpected.extend(rest);
     }
 }

@@ -19,6 +19,9 @@ pub struct RopeConfig {
     pub pairing: Pairing,
     /// The file says `llama3`: a `rope_freqs` tensor is then required.
     pub needs_factors: bool,
+    /// How pairs are shared out to position streams, where the architecture has several. Text has the same position in
+    /// each, so this changes no angle; files of one model agree in it.
+    pub sections: Option<[u32; 4]>,
 }
 
 impl RopeConfig {
@@ -36,9 +39,7 @@ impl RopeConfig {
         if freq_base <= 0.0 {
             return Err(keys.range("rope.freq_base", freq_base, "a number above 0"));
         }
-        if sections {
-            Self::sections(keys, n_rot)?;
-        }
+        let sections = if sections { Some(Self::sections(keys, n_rot)?) } else { None };
 
         let scaling = keys.meta.get_str(&keys.full("rope.scaling.type"))?.unwrap_or("none");
         let position_scale = match scaling {
@@ -53,26 +54,26 @@ impl RopeConfig {
             }
             other => return Err(keys.unsupported("rope.scaling.type", other, "none, linear, llama3")),
         };
-        Ok(Self { n_rot, freq_base, position_scale, pairing, needs_factors: scaling == "llama3" })
+        Ok(Self { n_rot, freq_base, position_scale, pairing, needs_factors: scaling == "llama3", sections })
     }
 
     /// The three position streams of text are equal, so sections only have to cover every pair; the fourth stream is
     /// 0 for text, and a pair that used it would not turn.
-    fn sections(keys: &Keys<'_>, n_rot: usize) -> Result<(), ModelError> {
+    fn sections(keys: &Keys<'_>, n_rot: usize) -> Result<[u32; 4], ModelError> {
         let key = "rope.dimension_sections";
         let sections = keys.meta.get_i32_array(&keys.full(key))?.ok_or_else(|| keys.missing(key))?;
-        if sections.len() != 4 {
+        let Ok(found) = <[i32; 4]>::try_from(sections.as_slice()) else {
             return Err(keys.range(key, format!("an array of {}", sections.len()), "an array of 4"));
-        }
-        let sum: i64 = sections.iter().map(|&s| i64::from(s)).sum();
-        if sections.iter().any(|&s| s < 0) || sum != (n_rot / 2) as i64 {
+        };
+        let sum: i64 = found.iter().map(|&s| i64::from(s)).sum();
+        if found.iter().any(|&s| s < 0) || sum != (n_rot / 2) as i64 {
             let expected = "four counts of at least 0 whose sum is half of rope.dimension_count";
-            return Err(keys.range(key, format!("{sections:?} with {n_rot} rotated dimensions"), expected));
+            return Err(keys.range(key, format!("{found:?} with {n_rot} rotated dimensions"), expected));
         }
-        if sections[3] > 0 {
-            let found = format!("{sections:?}");
+        if found[3] > 0 {
+            let found = format!("{found:?}");
             return Err(keys.unsupported(key, &found, "sections whose fourth count is 0 (text positions)"));
         }
-        Ok(())
+        Ok(found.map(i32::unsigned_abs))
     }
 }

@@ -1,0 +1,141 @@
+//! Which files are MTP sidecars, and which sidecar belongs to which model.
+
+use engine_kernels::ops::moe::Groups;
+
+use super::config::{Config, ExpertsConfig, Ffn, Mixer, Qwen4ExpConfig};
+use super::error::ModelError;
+use super::plan::FileView;
+
+/// Heads of `qwen4exp` under other names: a guess at their meaning would draft, and draft badly.
+fn foreign_head(file: FileView<'_>) -> Option<String> {
+    file.config.qwen4exp.as_ref()?;
+    let block = file.config.trunk;
+    let has = |name: String| file.tensors.has(&name);
+    let trunk = file.tensors.names().any(|n| n.starts_with("blk.0."));
+    let eh_proj = format!("blk.{block}.nextn.eh_proj.weight");
+    let halves = |n: &&str| n.contains("fc_embd") || n.contains("fc_hidden") || n.contains("fc_embedding");
+    if let Some(half) = file.tensors.names().find(halves).filter(|_| !has(eh_proj.clone())) {
+        return Some(format!("it has {half} instead of {eh_proj}; use a head whose two halves are one matrix"));
+    }
+    let own = format!("blk.{block}.nextn.hc_head_norm.weight");
+    if !trunk && has(String::from("output_hc_norm.weight")) && !has(own.clone()) {
+        return Some(format!(
+            "its last mixer is called output_hc_*, which may be the trunk's as well as the head's own; use a head with \
+             {own}"
+        ));
+    }
+    None
+}
+
+fn is_sidecar(file: FileView<'_>) -> bool {
+    let nextn = format!("blk.{}.nextn.eh_proj.weight", file.config.trunk);
+    file.config.nextn > 0 && !file.tensors.names().any(|n| n.starts_with("blk.0.")) && file.tensors.has(&nextn)
+}
+
+/// A sidecar is no model.
+///
+/// # Errors
+/// [`ModelError::Sidecar`].
+pub fn refuse(model: FileView<'_>) -> Result<(), ModelError> {
+    if !is_sidecar(model) {
+        return Ok(());
+    }
+    Err(ModelError::Sidecar { file: model.path.to_owned(), arch: model.config.arch.name(), block: model.config.trunk })
+}
+
+/// A sidecar must be one NextN block of a model with the target's shape and vocabulary.
+///
+/// # Errors
+/// [`ModelError::NotASidecar`], [`ModelError::Mismatch`].
+pub fn check(model: FileView<'_>, draft: FileView<'_>) -> Result<(), ModelError> {
+    let not = |reason: String| Err(ModelError::NotASidecar { file: draft.path.to_owned(), reason });
+    if draft.config.nextn != 1 {
+        return not(format!("its nextn_predict_layers is {}, expected 1", draft.config.nextn));
+    }
+    if let Some(reason) = foreign_head(draft) {
+        return not(reason);
+    }
+    if !is_sidecar(draft) {
+        let block = draft.config.trunk;
+        return not(format!(
+            "expected the tensors of blk.{block} alone, with nextn ones; found blocks of a trunk or none"
+        ));
+    }
+    let own = format!("blk.{}.", draft.config.trunk);
+    if let Some(other) = draft.tensors.names().find(|n| n.starts_with("blk.") && !n.starts_with(&own)) {
+        return not(format!("expected the tensors of {own}* alone, found {other} as well"));
+    }
+    let (draft_numbers, target_numbers) = (numbers(draft.config), numbers(model.config));
+    for ((what, here), (_, there)) in draft_numbers.into_iter().zip(target_numbers) {
+        if here != there {
+            let (file, what) = (draft.path.to_owned(), what.to_owned());
+            return Err(ModelError::Mismatch { file, what, draft: here, target: there });
+        }
+    }
+    Ok(())
+}
+
+/// A number as messages write it.
+fn text(number: Option<impl ToString>) -> String {
+    number.map_or_else(|| String::from("none"), |n| n.to_string())
+}
+
+/// What a sidecar's block must share with its target, by the keys where there are some; in one order for all models.
+fn numbers(c: &Config) -> Vec<(&'static str, String)> {
+    let attention = c.blocks.iter().rev().find(|b| b.mixer == Mixer::Attention);
+    let rope = c.rope.as_ref();
+    let mut all = vec![
+        ("general.architecture", c.arch.name().to_owned()),
+        ("embedding_length", c.d_model.to_string()),
+        ("trunk length", c.trunk.to_string()),
+        ("attention.key_length", c.head_dim.to_string()),
+        ("attention.head_count", text(attention.map(|b| b.heads))),
+        ("attention.head_count_kv", text(attention.map(|b| b.kv_heads))),
+        ("attention.scale", c.attention_scale.to_string()),
+        ("rope.dimension_count", text(rope.map(|r| r.n_rot))),
+        ("rope.dimension_sections", text(rope.and_then(|r| r.sections).map(|s| format!("{s:?}")))),
+        ("rope.freq_base", text(rope.map(|r| r.freq_base))),
+        ("1 / rope.scaling.factor", text(rope.map(|r| r.position_scale))),
+        ("need of rope_freqs.weight", text(rope.map(|r| r.needs_factors))),
+        ("layer_norm_rms_epsilon", c.norm_eps.to_string()),
+        ("layer_norm_epsilon", text(c.layer_norm_eps)),
+        ("number of tokens", text(c.tokens.map(|list| list.len))),
+        ("hash of the token list", text(c.tokens.map(|list| format!("{:016x}", list.hash)))),
+    ];
+    // Blocks of the target may be a mixer alone.
+    let ffn = c.blocks.iter().map(|b| b.ffn).rfind(|f| *f != Ffn::None).unwrap_or(Ffn::None);
+    all.extend(ffn_numbers(ffn));
+    let own = c.qwen4exp.as_ref();
+    let number = |of: fn(&Qwen4ExpConfig) -> usize| text(own.map(of));
+    all.extend([
+        ("hyper_connection.count", number(|own| own.streams)),
+        ("hyper_connection.low_rank", number(|own| own.low_rank)),
+        ("attention.indexer.head_count", number(|own| own.indexer.heads)),
+        ("attention.indexer.key_length", number(|own| own.indexer.dim)),
+        ("attention.indexer.top_k", number(|own| own.indexer.budget)),
+    ]);
+    all
+}
+
+/// The numbers of an FFN that a sidecar's block must share with the trunk.
+fn ffn_numbers(ffn: Ffn) -> [(&'static str, String); 10] {
+    let (dense, experts) = match ffn {
+        Ffn::None => (None, None),
+        Ffn::Dense { width, .. } => (Some(width), None),
+        Ffn::Experts(experts) => (None, Some(experts)),
+    };
+    let number = |of: fn(ExpertsConfig) -> usize| text(experts.map(of));
+    let groups = |of: fn(Groups) -> usize| text(experts.and_then(|e| e.router.groups).map(of));
+    [
+        ("feed_forward_length", text(dense)),
+        ("expert_count", number(|e| e.router.experts)),
+        ("expert_used_count", number(|e| e.router.used)),
+        ("expert_feed_forward_length", number(|e| e.width)),
+        ("expert_shared_feed_forward_length", number(|e| e.shared_width)),
+        ("moe_latent_size", text(experts.and_then(|e| e.latent))),
+        ("expert_group_count", groups(|g| g.count)),
+        ("expert_group_used_count", groups(|g| g.used)),
+        ("expert_weights_scale", text(experts.map(|e| e.router.scale))),
+        ("expert_weights_norm", text(experts.map(|e| e.router.norm_floor.is_some()))),
+    ]
+}
