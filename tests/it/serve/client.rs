@@ -79,6 +79,8 @@ impl Client {
                 true
             }
             Err(e) if e.kind() == std::io::ErrorKind::ConnectionReset => false,
+            // Whoever stops and continues this process interrupts it; that is no silence of the server.
+            Err(e) if e.kind() == std::io::ErrorKind::Interrupted => self.more(),
             Err(e) => panic!("no answer within the deadline: {e}; so far {:?}", String::from_utf8_lossy(&self.input)),
         }
     }
