@@ -78,12 +78,22 @@ impl Edit {
 
     /// The file, as if opened.
     pub fn file(&self) -> ModelFile {
+        self.file_as("edited.gguf")
+    }
+
+    /// The file under another name.
+    pub fn file_as(&self, name: &str) -> ModelFile {
+        ModelFile::from_static(self.bytes().leak(), name).unwrap()
+    }
+
+    /// What would be written to disk.
+    pub fn bytes(&self) -> Vec<u8> {
         let mut layout = Layout::new(self.meta.clone()).unwrap();
         for t in &self.tensors {
             layout.tensor(&t.name, &t.dims, t.kind).unwrap();
         }
         let data: Vec<&[u8]> = self.tensors.iter().map(|t| t.data.as_slice()).collect();
-        ModelFile::from_static(layout.to_bytes(&data).unwrap().leak(), "edited.gguf").unwrap()
+        layout.to_bytes(&data).unwrap()
     }
 
     /// The model, if it is one.

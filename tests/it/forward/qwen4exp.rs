@@ -270,7 +270,10 @@ fn a_sidecar_drafts_as_the_merged_file() {
     let halves = head.clone().drop(|n| n.contains("eh_proj")).add("mtp.fc_embd.weight", &[64, 64], &[0.0; 64 * 64]);
     of(halves, &["mtp.fc_embd.weight instead of blk.4.nextn.eh_proj.weight"]);
     of(head.clone().set("qwen4exp.hyper_connection.count", Value::U32(2)), &["hyper_connection.count is 2"]);
-    of(head.clone().set("qwen4exp.attention.indexer.top_k", Value::U32(16)), &["attention.indexer.top_k is 16 here and 8"]);
+    of(
+        head.clone().set("qwen4exp.attention.indexer.top_k", Value::U32(16)),
+        &["attention.indexer.top_k is 16 here and 8"],
+    );
     of(head.clone().set("qwen4exp.expert_count", Value::U32(8)), &["expert_count is 8 here and 4 in the model"]);
     refused(&head, &["only block 4", "draft model"]);
     trunk_only(&trunk, &["no blk.4.nextn.* tensors"]);

@@ -4,6 +4,7 @@ mod client;
 mod errors;
 mod fake;
 mod framing;
+mod model_files;
 mod process;
 mod real;
 mod slow;
