@@ -284,9 +284,9 @@ impl Config {
     fn head_dim(keys: &Keys<'_>, d_model: usize, heads: &[usize]) -> Result<usize, ModelError> {
         let key = keys.optional("attention.key_length", 1..=MAX_WIDTH)?;
         let value = keys.optional("attention.value_length", 1..=MAX_WIDTH)?;
-        let derived = || {
+        let derived = |part: &str| {
             if keys.arch.is_nemotron_h() {
-                return Err(keys.missing("attention.key_length"));
+                return Err(keys.missing(part));
             }
             let heads = heads.iter().copied().find(|&h| h > 0).unwrap_or(0);
             if heads == 0 || !d_model.is_multiple_of(heads) {
@@ -298,8 +298,8 @@ impl Config {
             }
             Ok(d_model / heads)
         };
-        let key = key.map_or_else(derived, Ok)?;
-        let value = value.map_or_else(derived, Ok)?;
+        let key = key.map_or_else(|| derived("attention.key_length"), Ok)?;
+        let value = value.map_or_else(|| derived("attention.value_length"), Ok)?;
         if key != value {
             return Err(keys.range(
                 "attention.value_length",
