@@ -7,6 +7,7 @@ pub mod edit;
 mod experts;
 mod generate;
 mod invariance;
+mod nemotron;
 mod qwen4exp;
 mod qwen4exp_refusals;
 mod refusals;
@@ -213,6 +214,7 @@ fn agrees_all(model: &str, quants: &[&str], least: f64) {
 const LLAMA: &[&str] = &["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL"];
 const LLAMA_K: &[&str] = &["IQ4_XS", "Q2_K", "Q3_K_M", "Q4_K_M", "Q6_K"];
 const QWEN35: &[&str] = &["Q4_0", "Q5_1", "Q8_0"];
+const NEMOTRON: &[&str] = &["Q4_0", "Q8_0"];
 const QWEN35_K: &[&str] = &["Q2_K", "Q3_K_M", "Q4_K_M", "Q5_K_M", "Q6_K"];
 
 #[test]
@@ -246,6 +248,12 @@ fn qwen35moe_meets_its_references() {
 }
 
 #[test]
+fn nemotron_h_meets_its_references() {
+    meets_all("nemotronh-tiny", &["F32"]);
+    meets_all("nemotronh-tiny", NEMOTRON);
+}
+
+#[test]
 fn quantised_activations_choose_as_the_peer_does() {
     agrees_all("llama-tiny", LLAMA, 0.90);
     agrees_all("llama-tiny-k", LLAMA_K, 0.90);
@@ -253,6 +261,7 @@ fn quantised_activations_choose_as_the_peer_does() {
     agrees_all("qwen35-tiny-untied", &["Q8_0"], 0.90);
     agrees_all("qwen35-tiny-k", QWEN35_K, 0.93);
     agrees_all("qwen35moe-tiny", QWEN35, 0.93);
+    agrees_all("nemotronh-tiny", NEMOTRON, 0.93);
 }
 
 /// The trunk in three shards with the block in a sidecar is the merged file, bit for bit.
@@ -299,7 +308,7 @@ fn drafts_carry_their_probability() {
 /// Copying the weights into the kernels' layout, or not mapping the file, changes no bit.
 #[test]
 fn layouts_and_ways_to_read_agree() {
-    for (model, quant) in [("qwen35-tiny", "Q4_0"), ("qwen35moe-tiny", "Q8_0")] {
+    for (model, quant) in [("qwen35-tiny", "Q4_0"), ("qwen35moe-tiny", "Q8_0"), ("nemotronh-tiny", "Q8_0")] {
         let path = &format!("{model}/{model}-{quant}.gguf");
         let Some(reference) = Reference::open(&format!("{model}/ref-dequant-{quant}.safetensors")) else { return };
         let with = |repack| load_with(path, None, LoadOptions { repack, strict: true, ..LoadOptions::default() });

@@ -147,6 +147,18 @@ fn qwen4exp_tiny() -> Option<Subject> {
         .map(|path| Subject::file("qwen4exp-tiny", path, 40).with_long_prompt())
 }
 
+fn nemotronh_tiny() -> Option<Subject> {
+    fixture("nemotronh-tiny/nemotronh-tiny-Q8_0.gguf")
+        .map(|path| Subject::file("nemotronh-tiny", path, 40).with_long_prompt())
+}
+
+/// The same model as a trunk and a sidecar.
+fn nemotronh_tiny_in_two_files() -> Option<Subject> {
+    let trunk = fixture("nemotronh-tiny/nemotronh-tiny-nomtp-Q8_0.gguf")?;
+    let draft = fixture("nemotronh-tiny/mtp-nemotronh-tiny-Q8_0.gguf")?;
+    Some(Subject::with_sidecar("nemotronh-tiny with a sidecar", trunk, &draft, 40).with_long_prompt())
+}
+
 fn smollm2() -> Option<Subject> {
     smollm2_gguf().map(|path| Subject::file("SmolLM2", path, 12))
 }
@@ -174,6 +186,18 @@ fn qwen35moe_tiny_commits_the_same_ids_everywhere() {
 fn qwen4exp_tiny_commits_the_same_ids_everywhere() {
     if let Some(subject) = qwen4exp_tiny() {
         check_covering(&subject);
+    }
+}
+
+#[test]
+fn nemotronh_tiny_commits_the_same_ids_everywhere() {
+    let (merged, parts) = (nemotronh_tiny(), nemotronh_tiny_in_two_files());
+    for subject in [&merged, &parts].into_iter().flatten() {
+        check_covering(subject);
+    }
+    if let (Some(merged), Some(parts)) = (merged, parts) {
+        let reference = Cell::reference(0.8);
+        assert_eq!(ids(&run(&parts, &reference)), ids(&run(&merged, &reference)), "one file or two");
     }
 }
 
@@ -215,7 +239,8 @@ fn whole_grid() {
         skip("the whole identity grid", "IDENTITY_GRID is not set; the covering set and random cells ran");
         return;
     };
-    let subjects = [Some(Subject::built_in()), qwen35_tiny(), qwen35moe_tiny(), qwen4exp_tiny(), smollm2()];
+    let subjects =
+        [Some(Subject::built_in()), qwen35_tiny(), qwen35moe_tiny(), nemotronh_tiny(), qwen4exp_tiny(), smollm2()];
     let wanted = |s: &Subject| wanted == "all" || wanted == s.name;
     for subject in subjects.into_iter().flatten().filter(wanted) {
         let references = References::new(&subject);
@@ -308,7 +333,7 @@ fn check_states(subject: &Subject) {
 #[test]
 fn recurrent_state_equals_the_reference_after_every_commit() {
     check_states(&Subject::built_in());
-    for subject in [qwen35_tiny(), qwen35moe_tiny(), qwen4exp_tiny()].into_iter().flatten() {
+    for subject in [qwen35_tiny(), qwen35moe_tiny(), nemotronh_tiny(), qwen4exp_tiny()].into_iter().flatten() {
         check_states(&subject);
     }
 }

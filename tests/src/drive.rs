@@ -1,6 +1,6 @@
 //! Runs prompts through a whole engine in one named configuration, and remembers what came out.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use engine::api::{Command, Sampling, Speculation, Stop, Strategy, Submission, WindowPolicy};
@@ -15,8 +15,8 @@ use engine::schedule::Schedule;
 use engine::step::Executor;
 use engine_bin::embed::{Outcome, run_all};
 use engine_bin::open::{ModelSource, Opened};
-use engine_io::OpenOptions;
 use engine_io::text::EncodeOptions;
+use engine_io::{ModelFile, OpenOptions};
 
 /// A model and what it is asked.
 pub struct Subject {
@@ -48,18 +48,27 @@ impl Subject {
             &long_text(),
             "x",
         ];
-        Self::new("built-in", ModelSource::BuiltIn, &texts, 40)
+        Self::new("built-in", &ModelSource::BuiltIn, None, &texts, 40)
     }
 
     /// A model file on short pieces of code.
     pub fn file(name: &'static str, path: PathBuf, max_tokens: u32) -> Self {
+        Self::code(name, path, None, max_tokens)
+    }
+
+    /// The same with the MTP block of a sidecar.
+    pub fn with_sidecar(name: &'static str, path: PathBuf, draft: &Path, max_tokens: u32) -> Self {
+        Self::code(name, path, Some(draft), max_tokens)
+    }
+
+    fn code(name: &'static str, path: PathBuf, draft: Option<&Path>, max_tokens: u32) -> Self {
         let texts = [
             "static void f(int i) {\n    for (int i = 0; i < n; i++) {\n        x[i] = y[i];\n    }\n}\n\nstatic void g(int i) {\n    for (int i = 0;",
             "int main(int argc",
             "a = 1\nb = 2\na = 1\nb = 2\na = 1\nb =",
             "#",
         ];
-        Self::new(name, ModelSource::Path(path), &texts, max_tokens)
+        Self::new(name, &ModelSource::Path(path), draft, &texts, max_tokens)
     }
 
     /// The same with a prompt of several prefill chunks and two attention splits as its second.
@@ -74,9 +83,11 @@ impl Subject {
         self.prompts.iter().map(Vec::len).max().unwrap_or(0)
     }
 
-    fn new(name: &'static str, source: ModelSource, texts: &[&str], max_tokens: u32) -> Self {
-        let load = LoadOptions::default();
-        let opened = Opened::new(&source, OpenOptions::default(), load).expect("the model of a test loads");
+    fn new(name: &'static str, source: &ModelSource, draft: Option<&Path>, texts: &[&str], max_tokens: u32) -> Self {
+        let draft =
+            draft.map(|path| ModelFile::open(path, OpenOptions::default()).expect("the sidecar of a test opens"));
+        let file = source.open(OpenOptions::default()).expect("the model of a test opens");
+        let opened = Opened::of(file, draft.as_ref(), LoadOptions::default()).expect("the model of a test loads");
         let mut out = Self { name, opened, prompts: Vec::new(), max_tokens };
         out.prompts = texts.iter().map(|text| out.encode(text)).collect();
         out

@@ -21,6 +21,8 @@ const MODELS: &[&str] = &[
     "qwen35moe-tiny/qwen35moe-tiny-Q8_0.gguf",
     "qwen35moe-tiny/qwen35moe-tiny-F32.gguf",
     "qwen4exp-tiny/qwen4exp-tiny-F32.gguf",
+    "nemotronh-tiny/nemotronh-tiny-Q8_0.gguf",
+    "nemotronh-tiny/nemotronh-tiny-F32.gguf",
 ];
 
 /// Every fixture at hand, and what is generated.

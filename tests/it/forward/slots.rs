@@ -17,6 +17,7 @@ const MODELS: &[&str] = &[
     "qwen35-tiny/qwen35-tiny-Q8_0.gguf",
     "qwen35moe-tiny/qwen35moe-tiny-Q8_0.gguf",
     "qwen4exp-tiny/qwen4exp-tiny-F32.gguf",
+    "nemotronh-tiny/nemotronh-tiny-Q8_0.gguf",
 ];
 
 /// Two slots with six pages each.
