@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 use mio::net::TcpStream;
 
 use crate::serve::Bounds;
+use crate::serve::buffer::Buffer;
 use crate::serve::http::response::{self, BodyEnd};
 use crate::serve::http::{Decoder, Head, Method, Reply};
 use crate::serve::limits;
@@ -22,6 +23,19 @@ use crate::serve::routes::Route;
 
 /// Most bytes read ahead of the parser outside an answer.
 const READ_AHEAD_BYTES: usize = 256 * 1024;
+/// What one connection may do before the others have their turn.
+const TURN: Budget = Budget { read: 64 * 1024, write: 1024 * 1024, requests: 16 };
+
+/// What is left of a connection's turn.
+#[derive(Clone, Copy)]
+struct Budget {
+    /// Bytes.
+    read: usize,
+    /// Bytes.
+    write: usize,
+    /// Heads.
+    requests: usize,
+}
 
 /// Where a connection stands.
 pub(crate) enum Phase {
@@ -80,17 +94,18 @@ pub(crate) struct Conn {
     pub stream: TcpStream,
     pub phase: Phase,
     /// Bytes not parsed yet.
-    pub input: Vec<u8>,
+    pub input: Buffer,
     /// Prefix of `input` known to hold no end of a head.
     pub scanned: usize,
+    /// Empty lines before the head that is awaited.
+    pub empty_lines: usize,
     /// The socket may have more: edges are reported once.
     readable: bool,
     /// The peer has closed its side.
     pub eof: bool,
     /// The poll said so before the bytes ahead of it were read.
     pub half_closed: bool,
-    out: Vec<u8>,
-    out_sent: usize,
+    out: Buffer,
     last_progress: Instant,
     /// `text` was told that the buffer is full.
     pub full: bool,
@@ -104,6 +119,11 @@ pub(crate) struct Conn {
     pub turned_away: bool,
     /// Bytes given to the socket.
     pub sent_bytes: u64,
+    budget: Budget,
+    /// The round of the front that the budget is for.
+    round: u64,
+    /// It has more to do and its turn in the next round.
+    pub queued: bool,
 }
 
 impl Conn {
@@ -111,13 +131,13 @@ impl Conn {
         Self {
             stream,
             phase: Phase::Head { since: now, started: false },
-            input: Vec::new(),
+            input: Buffer::default(),
             scanned: 0,
+            empty_lines: 0,
             readable: true,
             eof: false,
             half_closed: false,
-            out: Vec::new(),
-            out_sent: 0,
+            out: Buffer::default(),
             last_progress: now,
             full: false,
             served: 0,
@@ -125,7 +145,32 @@ impl Conn {
             reserved,
             turned_away: false,
             sent_bytes: 0,
+            budget: TURN,
+            round: 0,
+            queued: false,
         }
+    }
+
+    /// In every round of the front a connection has one budget, however often it is looked at.
+    pub(crate) fn start_turn(&mut self, round: u64) {
+        if self.round != round {
+            (self.round, self.budget) = (round, TURN);
+        }
+    }
+
+    /// Whether this turn has room for one more request.
+    pub(crate) fn may_begin(&self) -> bool {
+        self.budget.requests > 0
+    }
+
+    /// Something is left to do that only the budget forbids.
+    pub(crate) fn wants_turn(&self) -> bool {
+        self.budget.read == 0 && self.wants_read() || self.budget.write == 0 && self.unsent() > 0 || self.held_back()
+    }
+
+    /// A request may stand in `input` that only the budget kept from being read.
+    pub(crate) fn held_back(&self) -> bool {
+        !self.may_begin() && !self.close && !self.input.is_empty() && matches!(self.phase, Phase::Head { .. })
     }
 
     /// The poll reported this connection.
@@ -146,16 +191,19 @@ impl Conn {
         }
     }
 
-    /// Reads until the socket is dry or enough is held. An error means the peer is gone.
+    /// Reads until the socket is dry, enough is held or the turn is over. An error means the peer is gone.
     pub(crate) fn fill(&mut self) -> io::Result<()> {
         let mut piece = [0; 16 * 1024];
-        while self.wants_read() {
+        while self.wants_read() && self.budget.read > 0 {
             match self.stream.read(&mut piece) {
                 Ok(0) => {
                     self.eof = true;
                     self.readable = false;
                 }
-                Ok(n) => self.input.extend_from_slice(&piece[..n]),
+                Ok(n) => {
+                    self.budget.read = self.budget.read.saturating_sub(n);
+                    self.input.extend(&piece[..n]);
+                }
                 Err(e) if would_block(&e) => self.readable = false,
                 Err(e) if interrupted(&e) => {}
                 Err(e) => return Err(e),
@@ -166,7 +214,7 @@ impl Conn {
 
     /// Bytes queued and not yet taken by the socket.
     pub(crate) fn unsent(&self) -> usize {
-        self.out.len() - self.out_sent
+        self.out.len()
     }
 
     /// Queues bytes.
@@ -174,16 +222,18 @@ impl Conn {
         if self.unsent() == 0 {
             self.last_progress = now;
         }
-        self.out.extend_from_slice(bytes);
+        self.out.extend(bytes);
     }
 
-    /// Gives the socket what it takes. An error means the peer is gone.
+    /// Gives the socket what it takes within the turn. An error means the peer is gone.
     pub(crate) fn flush(&mut self, now: Instant) -> io::Result<()> {
-        while self.unsent() > 0 {
-            match self.stream.write(&self.out[self.out_sent..]) {
+        while self.unsent() > 0 && self.budget.write > 0 {
+            let piece = &self.out[..self.out.len().min(self.budget.write)];
+            match self.stream.write(piece) {
                 Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
                 Ok(n) => {
-                    self.out_sent += n;
+                    self.out.consume(n);
+                    self.budget.write -= n;
                     self.sent_bytes += n as u64;
                     self.last_progress = now;
                 }
@@ -192,15 +242,13 @@ impl Conn {
                 Err(e) => return Err(e),
             }
         }
-        if self.unsent() == 0 {
-            self.out.clear();
-            self.out.shrink_to(64 * 1024);
-            self.out_sent = 0;
-        } else if self.out_sent > 64 * 1024 {
-            self.out.drain(..self.out_sent);
-            self.out_sent = 0;
-        }
         Ok(())
+    }
+
+    /// A head was read.
+    pub(crate) fn count_request(&mut self) {
+        self.served += 1;
+        self.budget.requests = self.budget.requests.saturating_sub(1);
     }
 
     /// Queues a whole answer.
@@ -260,11 +308,11 @@ impl Conn {
 
     /// Goes on with the next request.
     pub(crate) fn next_request(&mut self, now: Instant) {
-        self.scanned = 0;
+        (self.scanned, self.empty_lines) = (0, 0);
         self.full = false;
         if self.input.is_empty() {
             // A large body's buffer is not kept for a connection that may idle.
-            self.input = Vec::new();
+            self.input = Buffer::default();
         }
         self.phase = Phase::Head { since: now, started: !self.input.is_empty() };
     }

@@ -22,6 +22,8 @@ use crate::serve::{Config, Exit, limits};
 const LISTENER: Token = Token(0);
 pub(crate) const WAKER: Token = Token(1);
 const FIRST_CONN: usize = 2;
+/// Connections accepted before those that are there have their turn.
+const ACCEPTS_PER_ROUND: usize = 64;
 
 /// What reaches the front from outside the sockets and `text`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -52,6 +54,12 @@ pub(crate) struct Front {
     backlog: std::collections::VecDeque<ToText>,
     random: Random,
     serial: u64,
+    /// Counts the polls: what one connection may do in each is bounded.
+    round: u64,
+    /// Rows of connections that had more to do than one turn allows.
+    again: Vec<usize>,
+    /// More connections may wait to be accepted.
+    accepting: bool,
     next_check: Option<Instant>,
     /// When a shutdown stops waiting, and whether it has told `text` so.
     ends_at: Option<(Instant, bool)>,
@@ -86,6 +94,9 @@ impl Front {
             backlog: Default::default(),
             random: Random::new(),
             serial: 0,
+            round: 0,
+            again: Vec::new(),
+            accepting: false,
             next_check: None,
             ends_at: None,
             exit: None,
@@ -97,6 +108,7 @@ impl Front {
         let mut events = Events::with_capacity(256);
         loop {
             let timeout = self.timeout(Instant::now());
+            self.round += 1;
             if let Err(error) = self.poll.poll(&mut events, timeout)
                 && error.kind() != io::ErrorKind::Interrupted
             {
@@ -105,7 +117,7 @@ impl Front {
             }
             for event in &events {
                 match event.token() {
-                    LISTENER => self.accept(),
+                    LISTENER => self.accepting = true,
                     WAKER => {}
                     Token(n) => {
                         // An unknown token belongs to a connection closed in this very round.
@@ -114,11 +126,15 @@ impl Front {
                             conn.eof |= event.is_error() || event.is_write_closed();
                             // Seen even while nothing is read from this connection.
                             conn.half_closed |= event.is_read_closed();
-                            self.drive(n - FIRST_CONN);
+                            if !conn.queued {
+                                self.drive(n - FIRST_CONN);
+                            }
                         }
                     }
                 }
             }
+            self.accept();
+            self.go_on();
             self.take_control();
             self.take_answers();
             self.send_backlog();
@@ -130,6 +146,9 @@ impl Front {
     }
 
     fn timeout(&self, now: Instant) -> Option<Duration> {
+        if self.accepting || !self.again.is_empty() || !self.from_text.is_empty() {
+            return Some(Duration::ZERO);
+        }
         let mut at = self.next_check;
         if !self.backlog.is_empty() {
             let soon = now + Duration::from_millis(5);
@@ -142,17 +161,28 @@ impl Front {
     }
 
     fn accept(&mut self) {
-        loop {
-            let Some(listener) = &self.listener else { return };
+        for _ in 0..ACCEPTS_PER_ROUND {
+            let Some(listener) = self.listener.as_ref().filter(|_| self.accepting) else { break };
             match listener.accept() {
                 Ok((stream, _)) => self.admit(stream),
-                Err(e) if e.kind() == io::ErrorKind::WouldBlock => return,
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => self.accepting = false,
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => {
                     // Out of descriptors, or a peer that left already: the listener itself is still good.
                     tracing::warn!(%error, "accept failed");
-                    return;
+                    self.accepting = false;
                 }
+            }
+        }
+        self.accepting &= self.listener.is_some();
+    }
+
+    /// Another turn for each connection that needed more than one.
+    fn go_on(&mut self) {
+        for index in std::mem::take(&mut self.again) {
+            if let Some(conn) = self.conns.get_mut(index).and_then(Option::as_mut) {
+                conn.queued = false;
+                self.drive(index);
             }
         }
     }
@@ -188,23 +218,27 @@ impl Front {
         self.drive(index);
     }
 
-    /// Reads, parses, answers and writes until nothing moves any more.
+    /// Reads, parses, answers and writes until nothing moves any more or the connection's turn is over.
     fn drive(&mut self, index: usize) {
         let Some(mut conn) = self.conns[index].take() else { return };
         let now = Instant::now();
-        let alive = self.turn(&mut conn, index, now);
-        if alive {
-            if let Some(at) = conn.deadline(&self.config.bounds) {
-                self.next_check = Some(self.next_check.map_or(at, |t| t.min(at)));
-            }
-            self.conns[index] = Some(conn);
-        } else {
-            self.bury(*conn, index);
+        if !self.turn(&mut conn, index, now) {
+            return self.bury(*conn, index);
         }
+        if let Some(at) = conn.deadline(&self.config.bounds) {
+            self.next_check = Some(self.next_check.map_or(at, |t| t.min(at)));
+        }
+        if conn.wants_turn() && !conn.queued {
+            conn.queued = true;
+            self.again.push(index);
+        }
+        self.conns[index] = Some(conn);
     }
 
-    /// `false` when the connection is over.
+    /// `false` when the connection is over. A peer that sends without end has no longer turn than others: what is left
+    /// is done in the next round.
     fn turn(&mut self, conn: &mut Conn, index: usize, now: Instant) -> bool {
+        conn.start_turn(self.round);
         loop {
             if conn.fill().is_err() {
                 return false;
@@ -225,13 +259,13 @@ impl Front {
             } else if (conn.eof || conn.half_closed) && matches!(conn.phase, Phase::Busy(_)) {
                 // Who closes a side while an answer is being made has gone: nothing is generated for nobody.
                 return false;
-            } else if conn.eof && !moved && conn.unsent() == 0 {
+            } else if conn.eof && !moved && conn.unsent() == 0 && !conn.held_back() {
                 return false;
             } else if conn.close_pending() && conn.unsent() == 0 {
                 conn.linger(now);
                 moved = true;
             }
-            if !moved && !conn.wants_read() {
+            if conn.wants_turn() || !moved && !conn.wants_read() {
                 return true;
             }
         }
@@ -249,7 +283,7 @@ impl Front {
                 match fed {
                     Ok(n) if decoder.announced().saturating_add(dropped as u64) <= *left as u64 => {
                         *left -= dropped;
-                        conn.input.drain(..n);
+                        conn.input.consume(n);
                         if done {
                             conn.next_request(now);
                         }
@@ -269,11 +303,17 @@ impl Front {
 
     fn advance_head(&mut self, conn: &mut Conn, index: usize, now: Instant) -> bool {
         // A client that pipelines but does not read waits until its answers are taken.
-        if conn.unsent() > self.config.bounds.stream_buffer {
+        if conn.unsent() > self.config.bounds.stream_buffer || !conn.may_begin() {
             return false;
         }
-        while conn.scanned == 0 && conn.input.starts_with(b"\r\n") {
-            conn.input.drain(..2);
+        if conn.scanned == 0 {
+            let lines = head::empty_lines(&conn.input);
+            conn.input.consume(2 * lines);
+            conn.empty_lines += lines;
+            if conn.empty_lines > limits::EMPTY_LINES {
+                self.refuse_head(conn, HeadError::Bad("too many empty lines before a request"), now);
+                return true;
+            }
         }
         if conn.input.is_empty() {
             return false;
@@ -292,7 +332,7 @@ impl Front {
         }) {
             Ok(None) => false,
             Ok(Some((head, end))) => {
-                conn.input.drain(..end);
+                conn.input.consume(end);
                 conn.scanned = 0;
                 self.begin(conn, index, head, now);
                 true
@@ -338,7 +378,7 @@ impl Front {
     }
 
     fn begin(&mut self, conn: &mut Conn, index: usize, head: Head, now: Instant) {
-        conn.served += 1;
+        conn.count_request();
         let request_id = match head.header("x-request-id") {
             Some(id) if (1..=128).contains(&id.len()) && id.bytes().all(|b| b.is_ascii_graphic()) => id.to_owned(),
             _ => self.random.id("req_"),
@@ -420,7 +460,7 @@ impl Front {
         let error = match fed {
             Err(error) => Some(ApiError::bad_request(error.0)),
             Ok(n) => {
-                conn.input.drain(..n);
+                conn.input.consume(n);
                 over
             }
         };
@@ -506,7 +546,8 @@ impl Front {
     }
 
     fn take_answers(&mut self) {
-        loop {
+        // What `text` says meanwhile is for the next round: a client that keeps it talking keeps nobody else waiting.
+        for _ in 0..=self.from_text.len() {
             let answer = match self.from_text.try_recv() {
                 Ok(answer) => answer,
                 Err(TryRecvError::Empty) => return,
@@ -603,6 +644,8 @@ impl Front {
             _ => {}
         }
         self.free.push(index);
+        // Its descriptor may be what `accept` lacked.
+        self.accepting = true;
     }
 
     fn check_deadlines(&mut self, now: Instant) {

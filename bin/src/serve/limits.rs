@@ -13,6 +13,8 @@ pub(crate) const URI_BYTES: usize = 8192;
 pub(crate) const HEAD_BYTES: usize = 32 * 1024;
 /// Header count.
 pub(crate) const HEADERS: usize = 128;
+/// Empty lines before a request.
+pub(crate) const EMPTY_LINES: usize = 8;
 /// Least of the body limit; it grows with the context.
 pub(crate) const BODY_BYTES_MIN: usize = 32 * 1024 * 1024;
 /// Body bytes allowed per context token.
@@ -100,6 +102,7 @@ pub(crate) fn table(engine: &Limits, bounds: &Bounds) -> String {
         ("request line", format!("{URI_BYTES} B")),
         ("header block", format!("{HEAD_BYTES} B")),
         ("headers", HEADERS.to_string()),
+        ("empty lines before a request", EMPTY_LINES.to_string()),
         ("header read", seconds(bounds.head_time)),
         ("body", format!("{} B", body_bytes(engine.context))),
         ("bodies of all connections", format!("{BODIES_BYTES} B")),

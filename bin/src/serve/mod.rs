@@ -12,6 +12,7 @@
 
 mod answer;
 mod auth;
+mod buffer;
 mod chat;
 mod completions;
 mod conns;

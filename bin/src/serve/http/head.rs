@@ -129,6 +129,11 @@ pub(crate) fn find_end(buffer: &[u8], from: usize) -> Result<Result<usize, usize
     Ok(Err(at))
 }
 
+/// How many empty lines stand at the front: clients of old wrote one behind a body, and it belongs to no request.
+pub(crate) fn empty_lines(buffer: &[u8]) -> usize {
+    buffer.chunks_exact(2).take_while(|pair| pair == b"\r\n").count()
+}
+
 fn other_protocol(buffer: &[u8]) -> Option<HeadError> {
     if buffer.starts_with(b"PRI * HTTP/2") {
         return Some(HeadError::OtherProtocol("This port speaks HTTP/1.1, not HTTP/2.\n"));
