@@ -51,6 +51,10 @@ pub(crate) fn read_prompts(
         if tokens.is_empty() {
             return Err(ApiError::invalid_value(path, "the prompt is empty"));
         }
+        if tokens.len() >= n_ctx {
+            // Before its text is made, which may be much longer.
+            return Err(ApiError::context_length(tokens.len(), n_ctx, "prompt"));
+        }
         let bytes: Vec<u8> = tokens.iter().flat_map(|t| model.piece(*t)).collect();
         Ok(Prompt { text: String::from_utf8_lossy(&bytes).into_owned(), tokens })
     };

@@ -19,6 +19,7 @@ use crate::serve::buffer::Buffer;
 use crate::serve::http::response::{self, BodyEnd};
 use crate::serve::http::{Decoder, Head, Method, Reply};
 use crate::serve::limits;
+use crate::serve::link::Held;
 use crate::serve::routes::Route;
 
 /// Most bytes read ahead of the parser outside an answer.
@@ -107,6 +108,8 @@ pub(crate) struct Conn {
     pub half_closed: bool,
     out: Buffer,
     last_progress: Instant,
+    /// A large answer is in `out`.
+    pub held: Option<Held>,
     /// `text` was told that the buffer is full.
     pub full: bool,
     /// Requests so far.
@@ -139,6 +142,7 @@ impl Conn {
             half_closed: false,
             out: Buffer::default(),
             last_progress: now,
+            held: None,
             full: false,
             served: 0,
             close: false,

@@ -169,6 +169,12 @@ impl ApiError {
         error
     }
 
+    /// Large answers wait for readers that are slow.
+    pub(crate) fn answers_full() -> Self {
+        let message = "too many large answers wait for their clients to read them";
+        Self { message: message.to_owned(), ..Self::queue_full(1) }
+    }
+
     pub(crate) fn engine(message: impl Into<String>) -> Self {
         let mut error = Self::new(500, "server_error", "engine_error", message);
         error.should_retry = Some(false);

@@ -250,6 +250,9 @@ impl Front {
             if conn.flush(now).is_err() {
                 return false;
             }
+            if conn.unsent() <= self.config.bounds.stream_buffer {
+                conn.held = None;
+            }
             self.tell_room(conn, index);
             if matches!(conn.phase, Phase::Linger { .. }) {
                 conn.input.clear();
@@ -554,7 +557,7 @@ impl Front {
                 Err(TryRecvError::Disconnected) => return self.text_ended(),
             };
             let exchange = match &answer {
-                ToFront::Reply(e, _) | ToFront::Open(e, _) | ToFront::Data(e, _) => *e,
+                ToFront::Reply(e, ..) | ToFront::Open(e, _) | ToFront::Data(e, _) => *e,
                 ToFront::Close(e) | ToFront::Break(e, _) => *e,
                 ToFront::Dead => {
                     self.die();
@@ -585,7 +588,7 @@ impl Front {
             let exchange = Exchange { conn: index, serial: busy.serial };
             let answer = match busy.open {
                 true => ToFront::Break(exchange, format!("data: {}\n\n", error.body()).into_bytes()),
-                false => ToFront::Reply(exchange, Reply::from(&error)),
+                false => ToFront::Reply(exchange, Reply::from(&error), None),
             };
             self.answer(exchange, answer);
         }
@@ -601,7 +604,8 @@ impl Front {
         let asked = busy.asked.clone();
         let mut over = None;
         match answer {
-            ToFront::Reply(_, reply) => {
+            ToFront::Reply(_, reply, held) => {
+                conn.held = held;
                 conn.push_reply(&asked, &reply, now);
                 over = Some(reply.status);
             }

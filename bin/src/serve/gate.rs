@@ -110,7 +110,7 @@ impl Gate<'_> {
                 let id = entry["id"].as_str();
                 match route {
                     Route::Model(asked) if id != Some(asked) => Err(ApiError::model_not_found(asked)),
-                    Route::Model(_) => Ok(Reply::json(200, &entry)),
+                    Route::Model(_) => Ok(Reply::json(200, &*entry)),
                     // The page after the only model is empty.
                     _ if query.split('&').any(|pair| pair.strip_prefix("after_id=") == id) => {
                         Ok(Reply::json(200, &info::empty_list()))

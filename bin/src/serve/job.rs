@@ -219,7 +219,7 @@ impl Job {
         let stats = self.stats();
         let mut body = self.frame.body(choices, stats.usage());
         self.put_stats(&mut body);
-        let mut reply = Reply::json(200, &Value::Object(body));
+        let mut reply = Reply::json(200, &body);
         reply.headers.extend(self.headers.iter().cloned());
         reply
             .with("X-Engine-Cached-Tokens", stats.cached().to_string())

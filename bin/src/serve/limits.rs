@@ -21,6 +21,10 @@ pub(crate) const BODY_BYTES_MIN: usize = 32 * 1024 * 1024;
 pub(crate) const BODY_BYTES_PER_TOKEN: usize = 16;
 /// Bodies held by all connections together.
 pub(crate) const BODIES_BYTES: usize = 1024 * 1024 * 1024;
+/// Large answers of all connections together that wait to be read: those longer than the output buffer.
+pub(crate) const ANSWERS_BYTES: usize = 512 * 1024 * 1024;
+/// Least of what `/tokenize` lists in one answer; a context's worth always fits.
+pub(crate) const TOKENS_LISTED: usize = 1024 * 1024;
 /// Choices of one request: what an idle engine has room for in its queue.
 pub(crate) const CHOICES_WAITING: usize = engine::limits::WAITING_MAX;
 /// Chunk extensions, and trailers, of one body.
@@ -90,6 +94,11 @@ pub(crate) fn body_bytes(tokens: usize) -> usize {
     BODY_BYTES_MIN.max(BODY_BYTES_PER_TOKEN * tokens)
 }
 
+/// Tokens that `/tokenize` lists in one answer for a context of `tokens`.
+pub(crate) fn tokens_listed(tokens: usize) -> usize {
+    TOKENS_LISTED.max(tokens)
+}
+
 /// The table that `--limits` prints.
 pub(crate) fn table(engine: &Limits, bounds: &Bounds) -> String {
     let seconds = |d: Duration| format!("{} s", d.as_secs_f32());
@@ -106,6 +115,8 @@ pub(crate) fn table(engine: &Limits, bounds: &Bounds) -> String {
         ("header read", seconds(bounds.head_time)),
         ("body", format!("{} B", body_bytes(engine.context))),
         ("bodies of all connections", format!("{BODIES_BYTES} B")),
+        ("large answers of all connections", format!("{} B", bounds.answers_bytes)),
+        ("tokens listed by /tokenize", tokens_listed(engine.context).to_string()),
         ("chunk extensions, trailers", format!("{CHUNK_EXTRA_BYTES} B each")),
         ("body idle", seconds(bounds.body_idle_time)),
         ("body total", seconds(BODY_TIME)),
@@ -153,8 +164,9 @@ mod tests {
         let names = |text: &'static str, start: &'static str| {
             text.lines().filter_map(move |line| line.trim().strip_prefix(start)?.split(':').next())
         };
-        // Those of a body are printed as what they come to.
-        for name in names(source, "pub(crate) const ").filter(|name| !name.starts_with("BODY_BYTES")) {
+        // Printed as what they come to for the context.
+        let made = ["BODY_BYTES", "TOKENS_LISTED"];
+        for name in names(source, "pub(crate) const ").filter(|name| !made.iter().any(|m| name.starts_with(m))) {
             let bound = defaults.lines().find_map(|line| line.trim().split_once(&format!(": limits::{name},")));
             let printed = bound.map_or_else(|| name.to_owned(), |(field, _)| format!("bounds.{field}"));
             assert!(table.contains(&printed), "--limits does not print {printed}");

@@ -54,6 +54,33 @@ impl Drop for Body {
     }
 }
 
+/// A large answer that its client has not read: its bytes count against the bound on all such answers until dropped.
+pub(crate) struct Held {
+    bytes: usize,
+    shared: Arc<Shared>,
+}
+
+impl Held {
+    /// `None` when others hold so much that all would be more than `most`. One alone is never too large.
+    pub(crate) fn new(shared: &Arc<Shared>, bytes: usize, most: usize) -> Option<Self> {
+        let add = |held: usize| (held == 0 || held.saturating_add(bytes) <= most).then(|| held.saturating_add(bytes));
+        shared.answers_bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add).ok()?;
+        Some(Self { bytes, shared: Arc::clone(shared) })
+    }
+}
+
+impl std::fmt::Debug for Held {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Held({} B)", self.bytes)
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.shared.answers_bytes.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
+}
+
 /// A request whose framing, path, method and key were found in order.
 #[derive(Debug)]
 pub(crate) struct Request {
@@ -84,8 +111,8 @@ pub(crate) enum ToText {
 /// `text` to `front`.
 #[derive(Debug)]
 pub(crate) enum ToFront {
-    /// A whole answer.
-    Reply(Exchange, Reply),
+    /// A whole answer, counted if it is large.
+    Reply(Exchange, Reply, Option<Held>),
     /// Status 200 and the headers of an event stream.
     Open(Exchange, Vec<(&'static str, String)>),
     /// Whole events.
@@ -113,6 +140,8 @@ pub(crate) struct Shared {
     state: AtomicU8,
     /// Bytes of the bodies of all connections: being read, waiting for `text`, or being worked on by it.
     bodies_bytes: AtomicUsize,
+    /// Bytes of large answers that were made and not yet read.
+    answers_bytes: AtomicUsize,
     /// Counters; taken for a moment by either thread.
     pub metrics: Mutex<Metrics>,
     /// `/v1/models` entry, once a model is loaded.
@@ -123,7 +152,8 @@ impl Shared {
     pub(crate) fn new() -> Self {
         let metrics = Mutex::new(Metrics::default());
         let state = AtomicU8::new(State::Loading as u8);
-        Self { state, bodies_bytes: AtomicUsize::new(0), metrics, model: RwLock::new(None) }
+        let (bodies_bytes, answers_bytes) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        Self { state, bodies_bytes, answers_bytes, metrics, model: RwLock::new(None) }
     }
 
     /// Bytes of all bodies held.

@@ -6,8 +6,8 @@
 //!                └──Reply, events──┘ └─────Event──────┘
 //! ```
 //!
-//! `front` owns every socket and waits only for its poll; `text` owns the tokenizer and every request; the engine
-//! owns the tick. A client that does not read fills its own bounded buffer, its rows are paused, and nobody else
+//! `front` owns every socket and waits only for its poll; `text` owns every request, and has large bodies read by `long`;
+//! the engine owns the tick. A client that does not read fills its own bounded buffer, its rows are paused, and nobody else
 //! notices. No channel is waited on in a circle: `front` only tries to send, `text` waits for `front` alone.
 
 mod answer;
@@ -32,6 +32,7 @@ mod metrics;
 mod model;
 mod params;
 mod random;
+mod reader;
 mod routes;
 mod schema;
 mod spec;
@@ -59,6 +60,8 @@ pub use spec::SpecConfig;
 
 use auth::Keys;
 use front::{Control, Front, WAKER};
+use random::Random;
+use reader::{Reader, read_long};
 use link::{Shared, State, ToFront, ToText};
 
 /// Messages between `front` and `text` that may wait.
@@ -85,6 +88,8 @@ pub struct Bounds {
     pub shutdown_time: Duration,
     /// Unsent bytes of a connection above which its rows pause.
     pub stream_buffer: usize,
+    /// Unsent bytes of all whole answers that are longer than that.
+    pub answers_bytes: usize,
 }
 
 impl Default for Bounds {
@@ -99,6 +104,7 @@ impl Default for Bounds {
             queue_time: limits::QUEUE_TIME,
             shutdown_time: limits::SHUTDOWN_TIME,
             stream_buffer: limits::STREAM_BUFFER_BYTES,
+            answers_bytes: limits::ANSWERS_BYTES,
         }
     }
 }
@@ -181,7 +187,7 @@ pub struct Server {
     shared: Arc<Shared>,
     waker: Arc<Waker>,
     control: Sender<Control>,
-    queue_time: Duration,
+    bounds: Bounds,
     to_front: Option<Sender<ToFront>>,
     from_front: Option<Receiver<ToText>>,
     front: JoinHandle<Exit>,
@@ -238,7 +244,7 @@ impl Server {
         let listener = bind(&config.host, config.port)?;
         let address = listener.local_addr()?;
         let poll = Poll::new()?;
-        let queue_time = config.bounds.queue_time;
+        let bounds = config.bounds;
         let waker = Arc::new(Waker::new(poll.registry(), WAKER)?);
         let shared = Arc::new(Shared::new());
         let (to_text, from_front) = channel::bounded(LINK_CAPACITY);
@@ -252,7 +258,7 @@ impl Server {
             shared,
             waker,
             control,
-            queue_time,
+            bounds,
             to_front: Some(to_front),
             from_front: Some(from_front),
             front,
@@ -280,20 +286,34 @@ impl Server {
     pub fn serve(&mut self, parts: Parts) -> io::Result<()> {
         let entry = info::entry(&parts.info, &parts.spec.strategies(), parts.spec.default.strategy.name());
         *self.shared.model.write() = Some(Arc::new(entry));
-        let text = text::Text {
-            caps: parts.model.caps(),
-            model: parts.model,
-            info: parts.info,
+        let caps = parts.model.caps();
+        let model: Arc<dyn TextModel> = Arc::from(parts.model);
+        let reader = || Reader {
+            model: Arc::clone(&model),
+            caps,
+            info: parts.info.clone(),
             spec: parts.spec,
             slots: parts.slots,
-            queue_time: self.queue_time,
+            random: Random::new(),
+        };
+        let (long, take_long) = channel::bounded(LINK_CAPACITY);
+        // Its answers are large: the next is made when `text` has taken the last.
+        let (done, long_done) = channel::bounded(0);
+        let long_reader = reader();
+        // Ends when `text` has ended, or with the process: nobody waits for what it still reads.
+        thread::Builder::new().name("long".to_owned()).spawn(move || read_long(long_reader, &take_long, &done))?;
+        let text = text::Text {
+            reader: reader(),
+            long,
+            long_done,
+            bounds: self.bounds,
             shared: self.shared.clone(),
             inbox: self.from_front.take().expect("serve is called once"),
             outbox: self.to_front.take().expect("serve is called once"),
             waker: self.waker.clone(),
             commands: parts.commands,
             events: parts.events,
-            random: random::Random::new(),
+            random: Random::new(),
             state: text::Jobs::default(),
             _last_word: text::WakeOnDrop(self.waker.clone()),
         };

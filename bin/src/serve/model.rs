@@ -58,7 +58,7 @@ pub struct Caps {
 }
 
 /// Tokenizer and chat template of the served model.
-pub trait TextModel: Send {
+pub trait TextModel: Send + Sync {
     /// Ids run from 0 to this, excluded.
     fn vocab(&self) -> usize;
 

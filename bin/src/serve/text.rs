@@ -1,44 +1,38 @@
 //! text: the thread that speaks both languages. Bodies become submissions, events become answers. It holds the
-//! tokenizer and the template; it sees no socket, and the engine's tick never waits for it.
+//! tokenizer and the template; it sees no socket, and the engine's tick never waits for it. Reading a large body may
+//! take seconds, in which streams must go on: `long` does that, a thread that knows nothing else.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use crossbeam::channel::{self, Receiver, Sender, TrySendError};
 use engine::api::{Command, Event};
-use engine::ids::{Ticket, TokenId};
+use engine::ids::Ticket;
 use mio::Waker;
-use serde_json::{Map, Value};
 
 use crate::serve::answer::{Choice, Dialect, Entries, Frame};
-use crate::serve::chat::{self, Chat};
-use crate::serve::completions;
 use crate::serve::error::ApiError;
-use crate::serve::fields::Fields;
 use crate::serve::http::Reply;
-use crate::serve::info::ModelInfo;
 use crate::serve::job::{Job, Outcome};
-use crate::serve::json;
-use crate::serve::link::{Exchange, Request, Shared, State, ToFront, ToText};
+use crate::serve::link::{Exchange, Held, Request, Shared, State, ToFront, ToText};
 use crate::serve::metrics::End;
-use crate::serve::model::{Caps, TextModel};
-use crate::serve::params::{Offer, Params};
 use crate::serve::random::Random;
-use crate::serve::routes::Route;
-use crate::serve::schema;
-use crate::serve::text_tools;
-use crate::serve::{SpecConfig, limits};
+use crate::serve::reader::{Long, Read, Reader, Ready, Work};
+use crate::serve::{Bounds, limits};
+
+/// A body that is read without delay for others: milliseconds of work, whatever it holds.
+const SMALL_BODY_BYTES: usize = 64 * 1024;
 
 /// The thread's state.
 pub(crate) struct Text {
-    pub model: Box<dyn TextModel>,
-    pub caps: Caps,
-    pub info: ModelInfo,
-    pub spec: SpecConfig,
-    pub slots: usize,
-    /// A request may wait for a slot for this long.
-    pub queue_time: Duration,
+    /// Reads small bodies here.
+    pub reader: Reader,
+    /// Large ones go to a thread of their own, and come back as work.
+    pub long: Sender<Long>,
+    pub long_done: Receiver<Work>,
+    pub bounds: Bounds,
     pub shared: Arc<Shared>,
     pub inbox: Receiver<ToText>,
     pub outbox: Sender<ToFront>,
@@ -66,6 +60,8 @@ impl Drop for WakeOnDrop {
 #[derive(Default)]
 pub(crate) struct Jobs {
     jobs: HashMap<Exchange, Job>,
+    /// Requests whose bodies another thread reads; `false` there when nobody wants the answer any more.
+    reading: HashMap<Exchange, Arc<AtomicBool>>,
     tickets: HashMap<Ticket, (Exchange, usize)>,
     /// Cancelled choices whose last event has not come, and whether each is the first of its prompt.
     gone: HashMap<Ticket, bool>,
@@ -77,17 +73,6 @@ pub(crate) struct Jobs {
     draining: bool,
 }
 
-/// Prompt, lead text and settings of a request that passed every check.
-struct Ready {
-    params: Params,
-    dialect: Dialect,
-    prompts: Vec<Vec<TokenId>>,
-    lead: Vec<String>,
-    logprobs: Option<u32>,
-    ignored: Vec<String>,
-    prompt_param: &'static str,
-}
-
 impl Text {
     /// Runs until the front or the engine has gone.
     pub(crate) fn run(mut self) {
@@ -97,6 +82,11 @@ impl Text {
                 recv(self.inbox) -> message => match message {
                     Ok(message) => self.take(message),
                     // The front has ended, so nobody waits for anything.
+                    Err(_) => break,
+                },
+                recv(self.long_done) -> work => match work {
+                    Ok(work) => self.long_read(work),
+                    // It panicked: so has this server, which the front sees in the ends of the channels.
                     Err(_) => break,
                 },
                 recv(self.events) -> event => match event {
@@ -130,7 +120,7 @@ impl Text {
         for job in self.state.jobs.values() {
             at = at.min(job.next_due().unwrap_or(at));
             if job.waits() {
-                at = at.min(job.received + self.queue_time);
+                at = at.min(job.received + self.bounds.queue_time);
             }
         }
         at.saturating_duration_since(now)
@@ -181,6 +171,9 @@ impl Text {
         match message {
             ToText::Request(request) => self.request(*request),
             ToText::Gone(exchange) => {
+                if let Some(wanted) = self.state.reading.remove(&exchange) {
+                    wanted.store(false, Ordering::Relaxed);
+                }
                 if let Some(job) = self.state.jobs.remove(&exchange) {
                     self.drop_choices(&job, End::Cancelled);
                 }
@@ -196,6 +189,7 @@ impl Text {
                 for exchange in running {
                     self.fail(exchange, &ApiError::draining(), End::Error);
                 }
+                self.fail_reading(&ApiError::draining());
                 self.command(Command::Stop);
             }
         }
@@ -211,78 +205,50 @@ impl Text {
     }
 
     fn request(&mut self, request: Request) {
+        if request.body.len() <= SMALL_BODY_BYTES {
+            let work = self.reader.read(request);
+            return self.begin_work(work);
+        }
         let exchange = request.exchange;
-        let answer = json::parse_object(&request.body).and_then(|body| match request.route {
-            Route::Chat => self.read_chat(&body).map(Some),
-            Route::Completions => self.read_completions(&body).map(Some),
-            Route::Tokenize | Route::Detokenize | Route::ApplyTemplate => {
-                let model = self.model.as_ref();
-                let reply = match request.route {
-                    Route::Tokenize => text_tools::tokenize(&body, model, &self.caps, &self.info),
-                    Route::Detokenize => text_tools::detokenize(&body, model),
-                    _ => text_tools::apply_template(&body, model, &self.caps),
-                }?;
-                self.send(ToFront::Reply(exchange, Reply::json(200, &reply)));
-                Ok(None)
-            }
-            _ => unreachable!("the front answers GET"),
-        });
-        match answer {
-            Ok(Some(ready)) => self.start(request, ready),
-            Ok(None) => {}
-            Err(error) => self.send(ToFront::Reply(exchange, Reply::from(&error))),
+        let wanted = Arc::new(AtomicBool::new(true));
+        match self.long.try_send(Long { request, wanted: Arc::clone(&wanted) }) {
+            Ok(()) => drop(self.state.reading.insert(exchange, wanted)),
+            Err(TrySendError::Full(_)) => self.reply(exchange, Reply::from(&ApiError::queue_full(1))),
+            Err(TrySendError::Disconnected(_)) => self.reply(exchange, Reply::from(&ApiError::engine("the server failed"))),
         }
     }
 
-    fn read_params(&mut self, fields: &Fields<'_, '_>, names: &[&str]) -> Result<Params, ApiError> {
-        let offer = Offer { info: &self.info, spec: &self.spec, slots: self.slots };
-        Params::read(fields, names, &offer, &mut self.random)
-    }
-
-    fn read_chat(&mut self, body: &Map<String, Value>) -> Result<Ready, ApiError> {
-        let fields = Fields::body(body);
-        let ignored = schema::screen(body, schema::CHAT)?;
-        let params = self.read_params(&fields, chat::MAX_NAMES)?;
-        let top = fields.integer("top_logprobs", 0..=limits::TOP_LOGPROBS as i64)?;
-        let logprobs = match (fields.boolean("logprobs")?.unwrap_or(false), top) {
-            (true, top) => Some(top.unwrap_or(0) as u32),
-            (false, None) => None,
-            (false, Some(_)) => return Err(ApiError::invalid_value("top_logprobs", "it needs logprobs: true")),
-        };
-        let rendered = Chat::read(&fields, &self.caps)?.render(self.model.as_ref(), self.info.n_ctx)?;
-        let lead = vec![rendered.open_tag.map_or(String::new(), |tag| format!("{tag}\n"))];
-        let prompts = vec![rendered.tokens];
-        let prompt_param = "messages";
-        Ok(Ready { params, dialect: Dialect::Chat, prompts, lead, logprobs, ignored, prompt_param })
-    }
-
-    fn read_completions(&mut self, body: &Map<String, Value>) -> Result<Ready, ApiError> {
-        let fields = Fields::body(body);
-        let ignored = schema::screen(body, schema::COMPLETIONS)?;
-        let mut params = self.read_params(&fields, completions::MAX_NAMES)?;
-        params.max_tokens.get_or_insert(completions::MAX_TOKENS_DEFAULT);
-        if fields.integer("best_of", 1..=limits::CHOICES as i64)?.is_some_and(|b| b != params.n as i64) {
-            return Err(ApiError::unsupported_parameter("best_of"));
+    /// Goes on with a body that was read elsewhere, unless its client has gone.
+    fn long_read(&mut self, work: Work) {
+        if self.state.reading.remove(&work.exchange).is_some() {
+            self.begin_work(work);
         }
-        let logprobs = fields.integer("logprobs", 0..=limits::TOP_LOGPROBS as i64)?.map(|n| n as u32);
-        let echo = fields.boolean("echo")?.unwrap_or(false);
-        if echo && logprobs.is_some() {
-            let message = "log-probabilities of the prompt are not supported; leave echo or logprobs out";
-            return Err(ApiError::unsupported_value("echo", message));
-        }
-        let prompts = completions::read_prompts(&fields, self.model.as_ref(), self.info.n_ctx)?;
-        let (lead, prompts) =
-            prompts.into_iter().map(|p| (if echo { p.text } else { String::new() }, p.tokens)).unzip();
-        let prompt_param = "prompt";
-        Ok(Ready { params, dialect: Dialect::Completion, prompts, lead, logprobs, ignored, prompt_param })
     }
 
-    fn start(&mut self, request: Request, ready: Ready) {
-        let exchange = request.exchange;
-        let n_ctx = self.info.n_ctx;
+    fn begin_work(&mut self, work: Work) {
+        let Work { exchange, received, session, read } = work;
+        match read {
+            Read::Answer(reply) => self.reply(exchange, reply),
+            Read::Ready(ready) => self.start(exchange, received, session, *ready),
+        }
+    }
+
+    /// Sends a whole answer. Large ones are counted until they have been read, and refused where too many wait.
+    fn reply(&mut self, exchange: Exchange, reply: Reply) {
+        if reply.body.len() <= self.bounds.stream_buffer {
+            return self.send(ToFront::Reply(exchange, reply, None));
+        }
+        match Held::new(&self.shared, reply.body.len(), self.bounds.answers_bytes) {
+            Some(held) => self.send(ToFront::Reply(exchange, reply, Some(held))),
+            None => self.send(ToFront::Reply(exchange, Reply::from(&ApiError::answers_full()), None)),
+        }
+    }
+
+    fn start(&mut self, exchange: Exchange, received: Instant, session: Option<String>, ready: Ready) {
+        let n_ctx = self.reader.info.n_ctx;
         if let Some(prompt) = ready.prompts.iter().find(|p| p.len() >= n_ctx) {
             let error = ApiError::context_length(prompt.len(), n_ctx, ready.prompt_param);
-            return self.send(ToFront::Reply(exchange, Reply::from(&error)));
+            return self.reply(exchange, Reply::from(&error));
         }
         let count = ready.prompts.len() * ready.params.n;
         if count > limits::CHOICES_WAITING {
@@ -294,7 +260,7 @@ impl Text {
                 limits::CHOICES_WAITING
             );
             let error = ApiError::invalid_value("n", message);
-            return self.send(ToFront::Reply(exchange, Reply::from(&error)));
+            return self.reply(exchange, Reply::from(&error));
         }
         let Ready { params, dialect, prompts, lead, logprobs, ignored, prompt_param } = ready;
         let prompt_tokens: Vec<usize> = prompts.iter().map(Vec::len).collect();
@@ -302,12 +268,12 @@ impl Text {
         if let Some(names) = header_list(&ignored) {
             headers.push(("X-Engine-Ignored-Params", names));
         }
-        headers.extend(request.session.map(|session| ("X-Engine-Session", session)));
+        headers.extend(session.map(|session| ("X-Engine-Session", session)));
         let frame = Frame {
             dialect,
             id: self.random.id(if dialect == Dialect::Chat { "chatcmpl-" } else { "cmpl-" }),
             created: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs()),
-            model: self.info.id.clone(),
+            model: self.reader.info.id.clone(),
             null_usage: params.include_usage,
             logprobs: logprobs.is_some(),
         };
@@ -319,7 +285,7 @@ impl Text {
         }
         let job = Job {
             exchange,
-            received: request.received,
+            received,
             params,
             frame,
             choices,
@@ -363,7 +329,7 @@ impl Text {
                 self.begin(exchange)
             }
             Event::Delta { text, tokens, logprobs, .. } => {
-                job.delta(index, text, tokens, &logprobs, self.model.as_ref())
+                job.delta(index, text, tokens, &logprobs, self.reader.model.as_ref())
             }
             Event::Finished { finish, report, .. } => {
                 self.state.tickets.remove(&ticket);
@@ -402,7 +368,7 @@ impl Text {
             }
             Outcome::Reply(reply) => {
                 self.state.jobs.remove(&exchange);
-                self.send(ToFront::Reply(exchange, reply));
+                self.reply(exchange, reply);
             }
             Outcome::Close(bytes) => {
                 self.state.jobs.remove(&exchange);
@@ -457,7 +423,15 @@ impl Text {
             bytes.extend_from_slice(b"\n\n");
             self.send(ToFront::Break(exchange, bytes));
         } else {
-            self.send(ToFront::Reply(exchange, Reply::from(error)));
+            self.reply(exchange, Reply::from(error));
+        }
+    }
+
+    /// Fails requests whose bodies are still being read.
+    fn fail_reading(&mut self, error: &ApiError) {
+        for (exchange, wanted) in std::mem::take(&mut self.state.reading) {
+            wanted.store(false, Ordering::Relaxed);
+            self.reply(exchange, Reply::from(error));
         }
     }
 
@@ -492,10 +466,11 @@ impl Text {
         for exchange in running {
             self.fail(exchange, &error, End::Error);
         }
+        self.fail_reading(&error);
         // Requests that arrived in the meantime get an answer as well.
         while let Ok(message) = self.inbox.try_recv() {
             if let ToText::Request(request) = message {
-                self.send(ToFront::Reply(request.exchange, Reply::from(&error)));
+                self.reply(request.exchange, Reply::from(&error));
             }
         }
         if !drained {
@@ -506,10 +481,10 @@ impl Text {
 
     /// Fails requests of which a choice has waited too long for a slot.
     fn end_waits(&mut self, now: Instant) {
-        let late = |job: &&Job| job.waits() && job.received + self.queue_time <= now;
+        let late = |job: &&Job| job.waits() && job.received + self.bounds.queue_time <= now;
         let late: Vec<Exchange> = self.state.jobs.values().filter(late).map(|j| j.exchange).collect();
         for exchange in late {
-            self.fail(exchange, &ApiError::queue_timeout(self.queue_time), End::Timeout);
+            self.fail(exchange, &ApiError::queue_timeout(self.bounds.queue_time), End::Timeout);
         }
     }
 

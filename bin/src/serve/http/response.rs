@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use serde_json::Value;
+use serde::Serialize;
 
 use crate::serve::error::ApiError;
 
@@ -16,9 +16,10 @@ pub(crate) struct Reply {
 
 impl Reply {
     /// JSON with a status.
-    pub(crate) fn json(status: u16, body: &Value) -> Self {
+    pub(crate) fn json(status: u16, body: &impl Serialize) -> Self {
         let headers = vec![("Content-Type", "application/json; charset=utf-8".to_owned())];
-        Self { status, headers, body: body.to_string().into_bytes() }
+        // No body has keys but strings, or numbers that are not finite.
+        Self { status, headers, body: serde_json::to_vec(body).expect("an answer serialises") }
     }
 
     /// Plain text, for clients that do not speak HTTP/1 and for metrics.
