@@ -28,9 +28,6 @@ pub(crate) struct Chat {
     continues: Option<String>,
 }
 
-/// Names of the token limit.
-pub(crate) const MAX_NAMES: &[&str] = &["max_completion_tokens", "max_tokens", "n_predict"];
-
 impl Chat {
     /// Reads messages, tools and template switches.
     ///

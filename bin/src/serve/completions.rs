@@ -18,8 +18,6 @@ pub(crate) struct Prompt {
     pub tokens: Vec<TokenId>,
 }
 
-/// Names of the token limit.
-pub(crate) const MAX_NAMES: &[&str] = &["max_tokens"];
 /// The limit when none is given.
 pub(crate) const MAX_TOKENS_DEFAULT: u32 = 16;
 

@@ -15,6 +15,9 @@ use crate::serve::limits;
 use crate::serve::random::Random;
 use crate::serve::spec::{Plan, SpecConfig};
 
+/// Names of the token limit.
+const MAX_NAMES: [&str; 3] = ["max_tokens", "max_completion_tokens", "n_predict"];
+
 /// What a request may ask for here.
 pub(crate) struct Offer<'a> {
     pub info: &'a ModelInfo,
@@ -42,13 +45,12 @@ pub(crate) struct Params {
 }
 
 impl Params {
-    /// Reads the common fields. `max_names` are the endpoint's names of the token limit.
+    /// Reads the common fields.
     ///
     /// # Errors
     /// 400 naming the field.
     pub(crate) fn read(
         body: &Fields<'_, '_>,
-        max_names: &[&str],
         offer: &Offer<'_>,
         random: &mut Random,
     ) -> Result<Self, ApiError> {
@@ -57,13 +59,16 @@ impl Params {
         body.boolean("cache_prompt")?;
         let stream = body.boolean("stream")?.unwrap_or(false);
         let (include_usage, continuous_usage) = stream_options(body, stream)?;
-        let max_tokens = max_tokens(body, max_names)?;
+        let max_tokens = max_tokens(body)?;
         let min_tokens = body.integer("min_tokens", 0..=i64::from(u32::MAX))?.unwrap_or(0) as u32;
         if max_tokens.is_some_and(|max| min_tokens > max) {
             return Err(ApiError::invalid_value("min_tokens", "it is above the token limit"));
         }
         let n_max = limits::CHOICES.min(offer.slots) as i64;
         let n = body.integer("n", 1..=n_max)?.unwrap_or(1) as usize;
+        if body.integer("best_of", 1..=limits::CHOICES as i64)?.is_some_and(|best| best != n as i64) {
+            return Err(ApiError::unsupported_parameter("best_of"));
+        }
         let seed = match body.integer("seed", i64::MIN..=i64::MAX)? {
             None | Some(-1) => (random.next() >> 32) as i64,
             Some(seed) => seed,
@@ -115,10 +120,10 @@ fn stream_options(body: &Fields<'_, '_>, stream: bool) -> Result<(bool, bool), A
 }
 
 /// Several names given: the smallest holds. `n_predict` also takes -1 for none.
-fn max_tokens(body: &Fields<'_, '_>, names: &[&str]) -> Result<Option<u32>, ApiError> {
+fn max_tokens(body: &Fields<'_, '_>) -> Result<Option<u32>, ApiError> {
     let mut least: Option<u32> = None;
-    for name in names {
-        let low = if *name == "n_predict" { -1 } else { 0 };
+    for name in MAX_NAMES {
+        let low = if name == "n_predict" { -1 } else { 0 };
         match body.integer(name, low..=i64::MAX)? {
             None | Some(-1) => {}
             Some(n) => {
@@ -167,7 +172,11 @@ fn logit_bias(body: &Fields<'_, '_>, vocab: usize) -> Result<Vec<LogitEdit>, Api
     let pairs: Vec<(String, Value, &Value)> = match body.get("logit_bias") {
         None => return Ok(Vec::new()),
         Some(Value::Object(map)) => {
-            let id = |key: &String| key.parse::<u32>().map_or(Value::String(key.clone()), Value::from);
+            // `parse` alone would take a sign.
+            let id = |key: &String| match key.bytes().all(|b| b.is_ascii_digit()) {
+                true => key.parse::<u32>().map_or(Value::String(key.clone()), Value::from),
+                false => Value::String(key.clone()),
+            };
             map.iter().map(|(key, value)| (format!("logit_bias.{key}"), id(key), value)).collect()
         }
         Some(Value::Array(list)) => {
@@ -187,6 +196,8 @@ fn logit_bias(body: &Fields<'_, '_>, vocab: usize) -> Result<Vec<LogitEdit>, Api
     for (path, id, value) in pairs {
         let token = TokenId(integer(&id, &path, 0..=vocab as i64 - 1)? as u32);
         let add = match value {
+            // Null is absent, here as everywhere.
+            Value::Null => continue,
             Value::Bool(false) => f32::NEG_INFINITY,
             Value::Number(n) => match n.as_f64() {
                 Some(x) if (-100.0..=100.0).contains(&x) => {

@@ -10,7 +10,7 @@ use serde_json::{Map, Value};
 
 use crate::serve::SpecConfig;
 use crate::serve::answer::Dialect;
-use crate::serve::chat::{self, Chat};
+use crate::serve::chat::Chat;
 use crate::serve::completions;
 use crate::serve::error::ApiError;
 use crate::serve::fields::Fields;
@@ -100,15 +100,15 @@ impl Reader {
         }
     }
 
-    fn read_params(&mut self, fields: &Fields<'_, '_>, names: &[&str]) -> Result<Params, ApiError> {
+    fn read_params(&mut self, fields: &Fields<'_, '_>) -> Result<Params, ApiError> {
         let offer = Offer { info: &self.info, spec: &self.spec, slots: self.slots };
-        Params::read(fields, names, &offer, &mut self.random)
+        Params::read(fields, &offer, &mut self.random)
     }
 
     fn read_chat(&mut self, body: &Map<String, Value>) -> Result<Ready, ApiError> {
         let fields = Fields::body(body);
         let ignored = schema::screen(body, schema::CHAT)?;
-        let params = self.read_params(&fields, chat::MAX_NAMES)?;
+        let params = self.read_params(&fields)?;
         let top = fields.integer("top_logprobs", 0..=limits::TOP_LOGPROBS as i64)?;
         let logprobs = match (fields.boolean("logprobs")?.unwrap_or(false), top) {
             (true, top) => Some(top.unwrap_or(0) as u32),
@@ -125,11 +125,8 @@ impl Reader {
     fn read_completions(&mut self, body: &Map<String, Value>) -> Result<Ready, ApiError> {
         let fields = Fields::body(body);
         let ignored = schema::screen(body, schema::COMPLETIONS)?;
-        let mut params = self.read_params(&fields, completions::MAX_NAMES)?;
+        let mut params = self.read_params(&fields)?;
         params.max_tokens.get_or_insert(completions::MAX_TOKENS_DEFAULT);
-        if fields.integer("best_of", 1..=limits::CHOICES as i64)?.is_some_and(|b| b != params.n as i64) {
-            return Err(ApiError::unsupported_parameter("best_of"));
-        }
         let logprobs = fields.integer("logprobs", 0..=limits::TOP_LOGPROBS as i64)?.map(|n| n as u32);
         let echo = fields.boolean("echo")?.unwrap_or(false);
         if echo && logprobs.is_some() {

@@ -62,6 +62,9 @@ fn beyond_text_format(v: &Value) -> bool {
 fn plain_tier(v: &Value) -> bool {
     v == "auto" || v == "default"
 }
+fn splits_reasoning(v: &Value) -> bool {
+    v != "none" && v != "auto"
+}
 fn is_false(v: &Value) -> bool {
     v == &Value::Bool(false)
 }
@@ -72,8 +75,11 @@ pub(crate) const COMMON: &[(&str, Class)] = &[
     ("stream", Honoured),
     ("stream_options", Honoured),
     ("max_tokens", Honoured),
+    ("max_completion_tokens", Honoured),
+    ("n_predict", Honoured),
     ("min_tokens", Honoured),
     ("n", Honoured),
+    ("best_of", Honoured),
     ("temperature", Honoured),
     ("top_p", Honoured),
     ("top_k", Honoured),
@@ -131,6 +137,22 @@ pub(crate) const COMMON: &[(&str, Class)] = &[
     ("guided_grammar", Refused(always)),
     ("regex", Refused(always)),
     ("ebnf", Refused(always)),
+    // Calls, reasoning and media that are not told apart from text.
+    ("functions", Refused(filled)),
+    ("function_call", Refused(always)),
+    ("reasoning", Refused(filled)),
+    ("thinking_budget", Refused(not_negative)),
+    ("thinking_budget_tokens", Refused(not_negative)),
+    ("reasoning_budget_tokens", Refused(not_negative)),
+    ("thinking_token_budget", Refused(not_negative)),
+    ("include_reasoning", Refused(falsy)),
+    ("chat_template", Refused(always)),
+    ("documents", Refused(filled)),
+    ("mm_processor_kwargs", Refused(filled)),
+    ("media_io_kwargs", Refused(filled)),
+    ("modalities", Refused(beyond_text)),
+    ("audio", Refused(always)),
+    ("web_search_options", Refused(always)),
     // Queue, cache and progress features this version lacks.
     ("priority", Refused(not_zero)),
     ("cache_salt", Refused(filled)),
@@ -150,6 +172,7 @@ pub(crate) const COMMON: &[(&str, Class)] = &[
     ("t_max_predict_ms", Noted(never)),
     ("n_indent", Noted(never)),
     ("user", Noted(never)),
+    ("verbosity", Noted(never)),
     ("metadata", Noted(never)),
     ("store", Noted(is_false)),
     ("service_tier", Noted(plain_tier)),
@@ -165,50 +188,37 @@ pub(crate) const COMMON: &[(&str, Class)] = &[
 /// Further fields of `/v1/chat/completions`.
 pub(crate) const CHAT: &[(&str, Class)] = &[
     ("messages", Honoured),
-    ("max_completion_tokens", Honoured),
-    ("n_predict", Honoured),
     ("top_logprobs", Honoured),
     ("tools", Honoured),
     ("tool_choice", Honoured),
     ("parallel_tool_calls", Honoured),
-    ("functions", Refused(filled)),
-    ("function_call", Refused(always)),
     ("reasoning_effort", Honoured),
-    ("reasoning", Refused(filled)),
-    ("thinking_budget", Refused(not_negative)),
-    ("thinking_budget_tokens", Refused(not_negative)),
-    ("reasoning_budget_tokens", Refused(not_negative)),
-    ("thinking_token_budget", Refused(not_negative)),
     ("reasoning_format", Honoured),
-    ("include_reasoning", Refused(falsy)),
     ("chat_template_kwargs", Honoured),
     ("enable_thinking", Honoured),
     ("add_generation_prompt", Honoured),
     ("continue_final_message", Honoured),
-    ("chat_template", Refused(always)),
-    ("documents", Refused(filled)),
-    ("mm_processor_kwargs", Refused(filled)),
-    ("media_io_kwargs", Refused(filled)),
-    ("modalities", Refused(beyond_text)),
-    ("audio", Refused(always)),
-    ("web_search_options", Refused(always)),
-    ("verbosity", Noted(never)),
 ];
 
 /// Further fields of `/v1/completions`.
 pub(crate) const COMPLETIONS: &[(&str, Class)] = &[
     ("prompt", Honoured),
     ("echo", Honoured),
-    ("best_of", Honoured),
     ("parse_special", Honoured),
     ("add_special_tokens", Honoured),
     ("suffix", Refused(filled)),
     ("tools", Refused(filled)),
-    ("tool_choice", Refused(always)),
-    ("messages", Refused(always)),
-    ("reasoning_effort", Refused(always)),
-    ("reasoning", Refused(filled)),
     ("top_logprobs", Refused(always)),
+    // A prompt is the caller's own markup: what a template would make of these has no place in it.
+    ("messages", Refused(always)),
+    ("tool_choice", Refused(always)),
+    ("parallel_tool_calls", Refused(always)),
+    ("reasoning_effort", Refused(always)),
+    ("reasoning_format", Refused(splits_reasoning)),
+    ("enable_thinking", Refused(always)),
+    ("chat_template_kwargs", Refused(filled)),
+    ("add_generation_prompt", Refused(truthy)),
+    ("continue_final_message", Refused(truthy)),
 ];
 
 /// Refuses what must be refused and returns the names of fields without effect.
@@ -257,10 +267,45 @@ mod tests {
     #[test]
     fn no_name_stands_twice() {
         for own in [CHAT, COMPLETIONS] {
-            for (i, (name, _)) in own.iter().enumerate() {
-                assert!(!own[..i].iter().any(|(n, _)| n == name), "{name}");
+            let all: Vec<&str> = own.iter().chain(COMMON).map(|(name, _)| *name).collect();
+            for (i, name) in all.iter().enumerate() {
+                assert!(!all[..i].contains(name), "{name}");
             }
         }
+    }
+
+    #[test]
+    fn what_has_no_place_in_a_completion_is_refused_there() {
+        for (name, value) in [
+            ("messages", json!([])),
+            ("tools", json!([{"type": "function"}])),
+            ("tool_choice", json!("auto")),
+            ("parallel_tool_calls", json!(false)),
+            ("functions", json!([{"name": "f"}])),
+            ("function_call", json!("auto")),
+            ("reasoning_effort", json!("low")),
+            ("reasoning", json!({"effort": "low"})),
+            ("reasoning_format", json!("deepseek")),
+            ("include_reasoning", json!(false)),
+            ("thinking_budget", json!(5)),
+            ("enable_thinking", json!(false)),
+            ("chat_template_kwargs", json!({"enable_thinking": true})),
+            ("chat_template", json!("x")),
+            ("continue_final_message", json!(true)),
+            ("add_generation_prompt", json!(true)),
+            ("suffix", json!("x")),
+            ("documents", json!(["x"])),
+            ("modalities", json!(["audio"])),
+            ("audio", json!({})),
+            ("web_search_options", json!({})),
+        ] {
+            let body = Map::from_iter([(name.to_owned(), value)]);
+            let error = screen(&body, COMPLETIONS).unwrap_err();
+            assert_eq!((error.status, error.param.as_deref()), (400, Some(name)));
+        }
+        let harmless = json!({"tools": [], "reasoning_format": "none", "include_reasoning": true, "modalities": ["text"],
+            "thinking_budget": -1, "continue_final_message": false, "n_predict": 3, "max_completion_tokens": 3});
+        assert_eq!(screen(harmless.as_object().unwrap(), COMPLETIONS).unwrap(), Vec::<String>::new());
     }
 
     #[test]
