@@ -78,6 +78,8 @@ pub(crate) struct Entries {
     released: usize,
     /// Code points written.
     offset: usize,
+    /// Tokens that write nothing have no entry.
+    visible_only: bool,
 }
 
 /// An entry and where the text of its token stands.
@@ -90,12 +92,16 @@ struct Waiting {
 }
 
 impl Entries {
-    /// Starts behind an echoed prompt.
-    pub(crate) fn after(prompt: &str) -> Self {
-        Self { offset: prompt.chars().count(), ..Self::default() }
+    /// Starts behind the text that the answer begins with. The entries of a completion are of all its tokens, those of
+    /// a chat of its content's only.
+    pub(crate) fn of(dialect: Dialect, lead: &str) -> Self {
+        Self { offset: lead.chars().count(), visible_only: dialect == Dialect::Chat, ..Self::default() }
     }
 
     fn push(&mut self, logprob: &TokenLogprob, model: &dyn TextModel, hidden: bool) {
+        if hidden && self.visible_only {
+            return;
+        }
         let bytes = model.piece(logprob.token);
         let (start, offset) = if hidden { (self.written, self.offset) } else { self.write(&bytes) };
         let end = self.cut.is_empty().then_some(self.written);

@@ -277,7 +277,7 @@ impl Text {
             null_usage: params.include_usage,
             logprobs: logprobs.is_some(),
         };
-        let choices = (0..count).map(|i| Choice::new(i, Entries::after(&lead[i / params.n]))).collect();
+        let choices = (0..count).map(|i| Choice::new(i, Entries::of(dialect, &lead[i / params.n]))).collect();
         let tickets: Vec<Ticket> = (0..count as u64).map(|i| Ticket(self.state.next_ticket + i)).collect();
         self.state.next_ticket += count as u64;
         for (i, ticket) in tickets.iter().enumerate() {
