@@ -3,24 +3,43 @@
 
 use std::io::{IsTerminal as _, Write as _};
 use std::process::ExitCode;
+use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::Duration;
 
+use crossbeam::channel::{self, RecvTimeoutError};
 use engine::api::Command;
+use engine::engine::EngineHandle;
 use engine_bin::flags::{LowArgs, ServeArgs};
 use engine_bin::report::chain;
-use engine_bin::serve::start::{self, LoadError};
-use engine_bin::serve::{Config, Exit, Handle, Server, limits_table};
+use engine_bin::serve::start::{self, Files, LoadError};
+use engine_bin::serve::{Config, Exit, Handle, ListenError, Parts, Server, limits_table};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use tracing_subscriber::EnvFilter;
 
+/// How often the loading of a model is asked whether it is still wanted.
+const LOOK_AFTER_SERVER: Duration = Duration::from_millis(10);
+
+type Loaded = Result<(Parts, EngineHandle), LoadError>;
+
 fn main() -> ExitCode {
+    // First of all: from here on a signal is an order, not the end.
+    let signals = match Signals::new([SIGTERM, SIGINT, SIGHUP]) {
+        Ok(signals) => signals,
+        Err(error) => {
+            eprintln!("error: cannot watch for signals: {error}");
+            return ExitCode::FAILURE;
+        }
+    };
     let args = match LowArgs::parse_line(std::env::args_os()) {
         Ok(args) => args,
         Err(error) => {
             // Help and version are no errors: clap knows where each goes and what it is worth.
-            let _ = error.print();
+            if let Err(unwritten) = error.print() {
+                eprintln!("error: cannot write to stdout or stderr: {unwritten}");
+                return ExitCode::FAILURE;
+            }
             return ExitCode::from(error.exit_code() as u8);
         }
     };
@@ -34,22 +53,24 @@ fn main() -> ExitCode {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
     let ansi = std::io::stderr().is_terminal();
     tracing_subscriber::fmt().with_env_filter(filter).with_ansi(ansi).with_writer(std::io::stderr).init();
-    match run(&args) {
+    match run(args, signals) {
         Ok(code) => ExitCode::from(code),
         Err(error) => {
             eprintln!("error: {}", chain(error.as_ref()));
-            let load = error.downcast_ref::<LoadError>();
-            ExitCode::from(load.map_or(1, LoadError::code))
+            let load = error.downcast_ref().map(LoadError::code);
+            let listen = error.downcast_ref().map(ListenError::code);
+            ExitCode::from(load.or(listen).unwrap_or(1))
         }
     }
 }
 
-fn run(args: &ServeArgs) -> Result<u8, Box<dyn std::error::Error>> {
+fn run(args: ServeArgs, signals: Signals) -> Result<u8, Box<dyn std::error::Error>> {
+    let handle = watch_signals(signals)?;
     engine_io::mmap::install_fault_handler()?;
-    let files = start::open(args)?;
+    let files = start::open(&args)?;
     let context = args.context(start::context_train(&files)?);
     if args.low.limits {
-        print!("{}", limits_table(&args.limits(context), &args.bounds()));
+        say(&limits_table(&args.limits(context), &args.bounds()))?;
         return Ok(0);
     }
     let config = Config {
@@ -60,15 +81,18 @@ fn run(args: &ServeArgs) -> Result<u8, Box<dyn std::error::Error>> {
         ..Config::local(args.low.port, context)
     };
     let mut server = Server::start(config)?;
-    let (parts, engine) = start::load(args, files)?;
+    handle.set(server.handle()).unwrap_or_else(|_| unreachable!("set here only"));
+    let (parallel, threads) = (args.low.parallel, args.threads);
+    let Some(loaded) = load(args, files, &server)? else {
+        // A signal ended it before there was a model; the process takes along what is half loaded.
+        return Ok(server.join().code());
+    };
+    let (parts, engine) = loaded?;
     let model = parts.info.id.clone();
     let strategy = parts.spec.default.strategy.name();
     server.serve(parts)?;
-    watch_signals(server.handle())?;
-    tracing::info!(model, strategy, context, parallel = args.low.parallel, threads = args.threads, "serving");
-    let mut out = std::io::stdout();
-    writeln!(out, "listening on http://{}", server.address())?;
-    out.flush()?;
+    tracing::info!(model, strategy, context, parallel, threads, "serving");
+    say(&format!("listening on http://{}\n", server.address()))?;
     let exit = server.join();
     if let Exit::Signal(_) = exit {
         return Ok(exit.code());
@@ -85,21 +109,49 @@ fn run(args: &ServeArgs) -> Result<u8, Box<dyn std::error::Error>> {
     Ok(exit.code())
 }
 
-/// The first signal asks for an end, the second ends.
-fn watch_signals(handle: Handle) -> std::io::Result<()> {
-    let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP])?;
+/// Loads the model on a thread of its own. `None` when the server ends before that is done.
+fn load(args: ServeArgs, files: Files, server: &Server) -> std::io::Result<Option<Loaded>> {
+    let (done, result) = channel::bounded(1);
+    let loader = thread::Builder::new().name("load".to_owned()).spawn(move || done.send(start::load(&args, files)))?;
+    loop {
+        match result.recv_timeout(LOOK_AFTER_SERVER) {
+            Ok(loaded) => return Ok(Some(loaded)),
+            Err(RecvTimeoutError::Timeout) if server.has_ended() => return Ok(None),
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => match loader.join() {
+                Err(panic) => std::panic::resume_unwind(panic),
+                Ok(_) => unreachable!("a loader that returns has sent what it has"),
+            },
+        }
+    }
+}
+
+/// Writes to stdout.
+fn say(text: &str) -> std::io::Result<()> {
+    let mut out = std::io::stdout();
+    let written = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+    written.map_err(|e| std::io::Error::new(e.kind(), format!("cannot write to stdout: {e}")))
+}
+
+/// The first signal asks for an end, the second ends. Before there is a server to ask, the first ends: nobody is served.
+fn watch_signals(mut signals: Signals) -> std::io::Result<Arc<OnceLock<Handle>>> {
+    let server: Arc<OnceLock<Handle>> = Arc::default();
+    let watched = Arc::clone(&server);
     thread::Builder::new().name("signals".to_owned()).spawn(move || {
         let mut asked = false;
         for signal in signals.forever() {
-            match signal {
-                SIGHUP => handle.reload_keys(),
-                _ if asked => handle.kill(signal),
-                _ => {
+            match (watched.get(), signal) {
+                (Some(server), SIGHUP) => server.reload_keys(),
+                // The keys are still to be read for the first time.
+                (None, SIGHUP) => {}
+                (None, _) => std::process::exit(0),
+                (Some(server), _) if asked => server.kill(signal),
+                (Some(server), _) => {
                     asked = true;
-                    handle.shutdown();
+                    server.shutdown();
                 }
             }
         }
     })?;
-    Ok(())
+    Ok(server)
 }

@@ -6,6 +6,7 @@ use std::path::Path;
 use sha2::{Digest, Sha256};
 
 use crate::serve::http::Head;
+use crate::serve::limits;
 
 /// Accepted keys, as digests. Empty = no key is asked for.
 #[derive(Clone, Default)]
@@ -15,12 +16,12 @@ impl Keys {
     /// Keys given one by one and keys of a file: one per line, `#` comments, blank lines and trailing CR skipped.
     ///
     /// # Errors
-    /// If the file cannot be read, or holds no key: an empty file must not open the server.
+    /// If the file is none, cannot be read, or holds no key: an empty file must not open the server.
     pub(crate) fn load(given: &[String], file: Option<&Path>) -> io::Result<Self> {
         let mut digests: Vec<[u8; 32]> = given.iter().map(|key| digest(key)).collect();
         if let Some(path) = file {
             let named = |e: io::Error| io::Error::new(e.kind(), format!("key file {}: {e}", path.display()));
-            let text = std::fs::read_to_string(path).map_err(named)?;
+            let text = read_file(path).map_err(named)?;
             let before = digests.len();
             let lines = text.lines().map(|line| line.trim_end_matches('\r').trim());
             digests.extend(lines.filter(|line| !line.is_empty() && !line.starts_with('#')).map(digest));
@@ -49,6 +50,21 @@ impl Keys {
         // Every digest is compared whole: the time says nothing about which key came close.
         self.0.iter().fold(false, |hit, key| hit | (key.iter().zip(given).fold(0, |d, (a, b)| d | (a ^ b)) == 0))
     }
+}
+
+/// Reads a plain file within a bound. Anything else may have no end, or keep its reader waiting: a pipe that nobody
+/// writes to would stop the thread that reads it.
+fn read_file(path: &Path) -> io::Result<String> {
+    let invalid = |message: String| io::Error::new(io::ErrorKind::InvalidData, message);
+    let about = std::fs::metadata(path)?;
+    if !about.is_file() {
+        let what = if about.is_dir() { "a folder" } else { "a pipe or device" };
+        return Err(invalid(format!("it is {what}; give a plain file with a key on each line")));
+    }
+    if about.len() > limits::KEY_FILE_BYTES {
+        return Err(invalid(format!("it has {} bytes; at most {} are read", about.len(), limits::KEY_FILE_BYTES)));
+    }
+    std::fs::read_to_string(path)
 }
 
 fn digest(key: &str) -> [u8; 32] {
@@ -88,6 +104,9 @@ mod tests {
         assert!(!keys.admit(&head_with("Authorization: Bearer no\r\nx-api-key: given")));
         std::fs::write(&dir, "# nothing\n").unwrap();
         assert!(Keys::load(&[], Some(&dir)).is_err());
+        let large = vec![b'k'; limits::KEY_FILE_BYTES as usize + 1];
+        std::fs::write(&dir, large).unwrap();
+        assert!(Keys::load(&[], Some(&dir)).err().unwrap().to_string().contains("at most 1048576"));
         std::fs::remove_file(&dir).unwrap();
         assert!(Keys::default().admit(&head_with("X: y")));
     }

@@ -75,6 +75,8 @@ pub(crate) const PROMPTS: usize = 64;
 pub(crate) const CHOICES: usize = 8;
 /// A request may wait for a slot for this long.
 pub(crate) const QUEUE_TIME: Duration = Duration::from_secs(600);
+/// The file of `--api-key-file`.
+pub(crate) const KEY_FILE_BYTES: u64 = 1024 * 1024;
 /// Stop strings, and the bytes of one.
 pub(crate) const STOP_STRINGS: usize = 4;
 /// Bytes of one stop string.
@@ -127,6 +129,7 @@ pub(crate) fn table(engine: &Limits, bounds: &Bounds) -> String {
         ("stalled reader", seconds(bounds.stall_time)),
         ("stream headers after", seconds(STREAM_HEADERS_TIME)),
         ("shutdown", seconds(bounds.shutdown_time)),
+        ("key file", format!("{KEY_FILE_BYTES} B")),
         ("JSON depth", JSON_DEPTH.to_string()),
         ("JSON values", JSON_VALUES.to_string()),
         ("messages", MESSAGES.to_string()),

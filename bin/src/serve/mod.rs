@@ -181,6 +181,27 @@ impl Exit {
     }
 }
 
+/// Why nothing listens.
+#[derive(Debug, thiserror::Error)]
+pub enum ListenError {
+    /// The key file.
+    #[error("{0}")]
+    Keys(io::Error),
+    /// The address, or a thread.
+    #[error(transparent)]
+    Io(#[from] io::Error),
+}
+
+impl ListenError {
+    /// Exit code of the process: 3 for a file that is refused, 1 for the machine.
+    pub fn code(&self) -> u8 {
+        match self {
+            Self::Keys(_) => 3,
+            Self::Io(_) => 1,
+        }
+    }
+}
+
 /// A listening server. Answers `loading_model` until [`Server::serve`].
 pub struct Server {
     address: SocketAddr,
@@ -239,8 +260,8 @@ impl Server {
     ///
     /// # Errors
     /// If the address cannot be bound, or the key file cannot be used.
-    pub fn start(config: Config) -> io::Result<Self> {
-        let keys = Keys::load(&config.api_keys, config.api_key_file.as_deref())?;
+    pub fn start(config: Config) -> Result<Self, ListenError> {
+        let keys = Keys::load(&config.api_keys, config.api_key_file.as_deref()).map_err(ListenError::Keys)?;
         let listener = bind(&config.host, config.port)?;
         let address = listener.local_addr()?;
         let poll = Poll::new()?;
@@ -274,6 +295,11 @@ impl Server {
     /// A way to end it.
     pub fn handle(&self) -> Handle {
         Handle { waker: self.waker.clone(), control: self.control.clone() }
+    }
+
+    /// Whether it has stopped to listen, as asked or by a failure.
+    pub fn has_ended(&self) -> bool {
+        self.front.is_finished()
     }
 
     /// The model is loaded: requests are taken from now on.
