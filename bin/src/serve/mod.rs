@@ -60,9 +60,9 @@ pub use spec::SpecConfig;
 
 use auth::Keys;
 use front::{Control, Front, WAKER};
+use link::{Shared, State, ToFront, ToText};
 use random::Random;
 use reader::{Reader, read_long};
-use link::{Shared, State, ToFront, ToText};
 
 /// Messages between `front` and `text` that may wait.
 const LINK_CAPACITY: usize = 4096;

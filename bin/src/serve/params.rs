@@ -49,11 +49,7 @@ impl Params {
     ///
     /// # Errors
     /// 400 naming the field.
-    pub(crate) fn read(
-        body: &Fields<'_, '_>,
-        offer: &Offer<'_>,
-        random: &mut Random,
-    ) -> Result<Self, ApiError> {
+    pub(crate) fn read(body: &Fields<'_, '_>, offer: &Offer<'_>, random: &mut Random) -> Result<Self, ApiError> {
         body.string("model")?;
         // There is no prefix cache: both values mean what already happens.
         body.boolean("cache_prompt")?;

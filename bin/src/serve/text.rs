@@ -214,7 +214,9 @@ impl Text {
         match self.long.try_send(Long { request, wanted: Arc::clone(&wanted) }) {
             Ok(()) => drop(self.state.reading.insert(exchange, wanted)),
             Err(TrySendError::Full(_)) => self.reply(exchange, Reply::from(&ApiError::queue_full(1))),
-            Err(TrySendError::Disconnected(_)) => self.reply(exchange, Reply::from(&ApiError::engine("the server failed"))),
+            Err(TrySendError::Disconnected(_)) => {
+                self.reply(exchange, Reply::from(&ApiError::engine("the server failed")))
+            }
         }
     }
 
