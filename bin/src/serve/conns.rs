@@ -361,3 +361,83 @@ fn would_block(error: &io::Error) -> bool {
 fn interrupted(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::Interrupted
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A connection and its peer.
+    fn pair() -> (Conn, std::net::TcpStream) {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let peer = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (stream, _) = listener.accept().unwrap();
+        stream.set_nonblocking(true).unwrap();
+        (Conn::new(TcpStream::from_std(stream), Instant::now(), false), peer)
+    }
+
+    /// Reads in one turn until `enough` bytes of the peer have come in all.
+    fn fill_until(conn: &mut Conn, round: u64, enough: usize) {
+        conn.start_turn(round);
+        while conn.input.len() < enough {
+            conn.mark_readable();
+            conn.fill().unwrap();
+        }
+    }
+
+    #[test]
+    fn a_turn_ends_however_much_there_is_to_read() {
+        let (mut conn, mut peer) = pair();
+        let sender = std::thread::spawn(move || peer.write_all(&[b'x'; 180 * 1024]).map(|()| peer));
+        for round in 1..=2 {
+            fill_until(&mut conn, round, TURN.read * round as usize);
+            assert!(conn.input.len() < (TURN.read + 16 * 1024) * round as usize);
+            assert!(conn.wants_turn());
+            // Looked at again in the same round, it gets nothing more.
+            let before = conn.input.len();
+            conn.start_turn(round);
+            conn.fill().unwrap();
+            assert_eq!(conn.input.len(), before);
+        }
+        fill_until(&mut conn, 3, 180 * 1024);
+        assert!(!conn.wants_turn());
+        drop(sender.join().unwrap().unwrap());
+    }
+
+    #[test]
+    fn a_turn_ends_however_much_there_is_to_write() {
+        let (mut conn, mut peer) = pair();
+        let bytes = 4 * TURN.write;
+        let reader = std::thread::spawn(move || {
+            let mut all = vec![0; bytes];
+            peer.read_exact(&mut all).map(|()| all)
+        });
+        conn.push(&vec![b'y'; bytes], Instant::now());
+        for round in 1.. {
+            let before = conn.unsent();
+            conn.start_turn(round);
+            conn.flush(Instant::now()).unwrap();
+            assert!(before - conn.unsent() <= TURN.write && conn.sent_bytes as usize + conn.unsent() == bytes);
+            if conn.unsent() == 0 {
+                break;
+            }
+            // Either the socket is full, or it is only the turn that is over.
+            assert_eq!(conn.wants_turn(), before - conn.unsent() == TURN.write);
+        }
+        assert!(reader.join().unwrap().unwrap().iter().all(|b| *b == b'y'));
+    }
+
+    #[test]
+    fn a_turn_has_room_for_some_requests() {
+        let (mut conn, _peer) = pair();
+        conn.input.extend(b"GET");
+        conn.start_turn(1);
+        for _ in 0..TURN.requests {
+            assert!(conn.may_begin() && !conn.held_back());
+            conn.count_request();
+        }
+        assert!(!conn.may_begin() && conn.held_back() && conn.wants_turn());
+        conn.start_turn(2);
+        assert!(conn.may_begin() && !conn.held_back());
+        assert_eq!(conn.served, TURN.requests as u32);
+    }
+}

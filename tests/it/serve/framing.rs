@@ -109,6 +109,24 @@ fn malformed_requests_end_the_connection() {
 }
 
 #[test]
+fn a_few_empty_lines_before_a_request_are_skipped() {
+    let fake = Fake::start(hello);
+    let mut client = Client::connect(fake.address());
+    for _ in 0..3 {
+        client.send(format!("{}{}", "\r\n".repeat(8), get("/livez")));
+        assert_eq!(client.answer().status, 200);
+    }
+    // However they are cut.
+    for byte in "\r\n".repeat(8).bytes() {
+        client.send([byte]);
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    client.send(get("/livez"));
+    assert_eq!(client.answer().status, 200);
+    refused(&fake, "\r\n".repeat(9), 400);
+}
+
+#[test]
 fn an_early_answer_keeps_the_connection_in_step() {
     let keys = Config { api_keys: vec!["secret".to_owned()], ..config() };
     let fake = Fake::with(keys, hello);
