@@ -4,7 +4,7 @@ use engine::api::AdmitError;
 use serde_json::{Value, json};
 
 use super::client::{Client, ask, get, post};
-use super::fake::{Fake, N_CTX, Script, chat, hello};
+use super::fake::{Fake, LONG, N_CTX, Script, chat, hello};
 
 /// A chat body with one more field.
 fn with(name: &str, value: Value) -> Value {
@@ -32,8 +32,10 @@ fn bad_fields_are_named() {
         (with("stop", json!("")), "invalid_value", "stop"),
         (with("stop", json!(["a", "b", "c", "d", "e"])), "invalid_value", "stop"),
         (with("stop", json!([1])), "invalid_type", "stop"),
-        (with("stop_token_ids", json!([257])), "invalid_value", "stop_token_ids[0]"),
+        (with("stop_token_ids", json!([259])), "invalid_value", "stop_token_ids[0]"),
         (with("logit_bias", json!({"x": 1})), "invalid_type", "logit_bias.x"),
+        (with("logit_bias", json!({"+5": 1})), "invalid_type", "logit_bias.+5"),
+        (with("best_of", json!(2)), "unsupported_parameter", "best_of"),
         (with("logit_bias", json!({"300": 1})), "invalid_value", "logit_bias.300"),
         (with("logit_bias", json!({"3": 101})), "invalid_value", "logit_bias.3"),
         (with("logit_bias", json!([[3]])), "invalid_type", "logit_bias[0]"),
@@ -79,7 +81,7 @@ fn bad_prompts_are_named() {
         (json!([]), "invalid_value"),
         (json!([""]), "invalid_value"),
         (json!([[]]), "invalid_value"),
-        (json!([257]), "invalid_value"),
+        (json!([259]), "invalid_value"),
         (json!([true]), "invalid_type"),
         (json!({}), "invalid_type"),
         (Value::Null, "missing_required_parameter"),
@@ -236,7 +238,59 @@ fn token_limits_have_several_names_and_the_smallest_holds() {
         body.as_object_mut().unwrap().extend(limits.as_object().unwrap().clone());
         assert_eq!(ask(fake.address(), "/v1/chat/completions", &body).status, 200, "{limits}");
         assert_eq!(fake.submissions().last().unwrap().max_tokens, expected, "{limits}");
+        let mut body = json!({"prompt": "hi"});
+        body.as_object_mut().unwrap().extend(limits.as_object().unwrap().clone());
+        let answer = ask(fake.address(), "/v1/completions", &body);
+        assert_eq!((answer.status, answer.header("x-engine-ignored-params")), (200, None), "{limits}");
+        // No limit at all means 16 there.
+        let expected = if body.as_object().unwrap().len() == 1 || limits["n_predict"] == -1 { 16 } else { expected };
+        assert_eq!(fake.submissions().last().unwrap().max_tokens, expected, "{limits}");
     }
+}
+
+#[test]
+fn a_bias_of_null_is_none() {
+    let fake = Fake::start(hello);
+    for bias in [json!({"65": null, "66": 2.5}), json!([[65, null], [66, 2.5]])] {
+        assert_eq!(ask(fake.address(), "/v1/chat/completions", &with("logit_bias", bias)).status, 200);
+        let edits = fake.submissions().pop().unwrap().sampling.logit_bias;
+        assert_eq!(edits.iter().map(|e| (e.token.0, e.add)).collect::<Vec<_>>(), [(66, 2.5)]);
+    }
+}
+
+#[test]
+fn text_tools_say_how_much_they_list() {
+    let fake = Fake::start(hello);
+    let most = 1024 * 1024;
+    for (name, pieces) in [("content", false), ("content", true), ("prompt", true)] {
+        let body = |n: usize| json!({name: "a".repeat(n), "with_pieces": pieces});
+        let answer = ask(fake.address(), "/tokenize", &body(most));
+        assert_eq!((answer.status, answer.text().contains("\"count\":1048576,")), (200, true));
+        let answer = ask(fake.address(), "/tokenize", &body(most + 1));
+        let error = &answer.json()["error"];
+        assert_eq!((answer.status, error["param"].as_str()), (400, Some(name)), "{error}");
+        let message = error["message"].as_str().unwrap();
+        assert!(message.contains("1048577 tokens") && message.contains("at most 1048576"), "{message}");
+    }
+    // A text may be as long as a body.
+    let answer = ask(fake.address(), "/detokenize", &json!({"tokens": vec![LONG.0; 513]}));
+    let error = &answer.json()["error"];
+    assert_eq!((answer.status, error["param"].as_str()), (400, Some("tokens")), "{error}");
+    assert!(error["message"].as_str().unwrap().contains("longer than 33554432 bytes"), "{error}");
+    assert_eq!(ask(fake.address(), "/detokenize", &json!({"tokens": [LONG.0, 97]})).status, 200);
+}
+
+#[test]
+fn pieces_are_strings_or_bytes() {
+    let fake = Fake::start(hello);
+    let tokens = |body: &Value| ask(fake.address(), "/tokenize", body).json();
+    let listed = tokens(&json!({"content": "a\u{e9}", "with_pieces": true}));
+    let pieces = json!([{"id": 97, "piece": "a"}, {"id": 195, "piece": [195]}, {"id": 169, "piece": [169]}]);
+    assert_eq!(listed, json!({"tokens": pieces, "count": 3, "max_model_len": N_CTX}));
+    let listed = tokens(&json!({"prompt": "a\u{e9}", "return_token_strs": true}));
+    let strings = json!(["a", "\u{fffd}", "\u{fffd}"]);
+    assert_eq!(listed, json!({"tokens": [97, 195, 169], "count": 3, "max_model_len": N_CTX, "token_strs": strings}));
+    assert_eq!(tokens(&json!({"content": "a"})), json!({"tokens": [97], "count": 1, "max_model_len": N_CTX}));
 }
 
 #[test]
@@ -312,7 +366,7 @@ fn tokenizer_endpoints() {
     assert_eq!(json["tokens"][0], json!({"id": 195, "piece": [195]}));
     let json = ask(fake.address(), "/detokenize", &json!({"tokens": [104, 105]})).json();
     assert_eq!(json["content"], "hi");
-    assert_eq!(ask(fake.address(), "/detokenize", &json!({"tokens": [257]})).status, 400);
+    assert_eq!(ask(fake.address(), "/detokenize", &json!({"tokens": [259]})).status, 400);
     assert_eq!(ask(fake.address(), "/tokenize", &json!({"content": "a", "prompt": "b"})).status, 400);
     let json = ask(fake.address(), "/apply-template", &chat("hi")).json();
     assert_eq!((json["prompt"].as_str(), json["tokens"].as_u64()), (Some("user: hi\nassistant: "), Some(20)));

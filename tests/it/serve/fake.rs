@@ -16,14 +16,27 @@ use engine_bin::serve::{
     SpecConfig, TextModel,
 };
 use serde_json::Value;
-use std::sync::Mutex;
+use std::sync::{Condvar, Mutex};
 
 pub const END: TokenId = TokenId(256);
-const VOCAB: usize = 257;
+/// A control token that ends nothing.
+pub const HIDDEN: TokenId = TokenId(257);
+/// A token of 64 KiB.
+pub const LONG: TokenId = TokenId(258);
+const VOCAB: usize = 259;
 pub const N_CTX: usize = 256;
 
-/// Bytes as tokens.
+/// Bytes as tokens. A text that begins with [`SLOW`] is tokenized when [`let_slow_texts_go`] says so.
 pub struct Toy;
+
+pub const SLOW: &str = "a slow text";
+static SLOW_TEXTS_GO: (Mutex<bool>, Condvar) = (Mutex::new(false), Condvar::new());
+
+/// For all that come, and for those that wait.
+pub fn let_slow_texts_go() {
+    *SLOW_TEXTS_GO.0.lock().unwrap() = true;
+    SLOW_TEXTS_GO.1.notify_all();
+}
 
 pub fn ids(text: &str) -> Vec<TokenId> {
     text.bytes().map(|b| TokenId(b.into())).collect()
@@ -35,7 +48,11 @@ impl TextModel for Toy {
     }
 
     fn encode(&self, text: &str, _add_special: bool, _parse_special: bool) -> Vec<TokenId> {
-        assert!(text.len() < 1 << 20, "a text that cannot fit is refused before it is tokenized");
+        assert!(text.len() < 4 << 20, "a text that cannot fit is refused before it is tokenized");
+        if text.starts_with(SLOW) {
+            let go = SLOW_TEXTS_GO.0.lock().unwrap();
+            drop(SLOW_TEXTS_GO.1.wait_timeout_while(go, super::client::DEADLINE, |go| !*go).unwrap());
+        }
         ids(text)
     }
 
@@ -45,11 +62,16 @@ impl TextModel for Toy {
     }
 
     fn piece(&self, token: TokenId) -> Vec<u8> {
-        if token == END { b"<end>".to_vec() } else { vec![token.0 as u8] }
+        match token {
+            END => b"<end>".to_vec(),
+            HIDDEN => b"<hidden>".to_vec(),
+            LONG => vec![b'x'; 1 << 16],
+            TokenId(byte) => vec![byte as u8],
+        }
     }
 
     fn is_control(&self, token: TokenId) -> bool {
-        token == END
+        token == END || token == HIDDEN
     }
 
     fn is_end(&self, token: TokenId) -> bool {
@@ -85,6 +107,10 @@ impl TextModel for Toy {
 pub enum Script {
     /// These texts, one event each, then the end.
     Say(Vec<&'static str>, Finish),
+    /// A hidden token in front of each of these texts.
+    SayHidden(Vec<&'static str>),
+    /// A text of this many bytes in one event.
+    SayLong(usize),
     /// `x` for ever, as fast as the reader allows.
     Endless,
     /// Waits in the queue until cancelled.
@@ -150,7 +176,19 @@ fn engine(commands: &Receiver<Command>, events: &Sender<Event>, log: &Mutex<Vec<
                     }
                     Script::Say(texts, finish) => {
                         events.send(Event::Admitted { ticket, request }).unwrap();
-                        say(&submission, &texts, finish, events);
+                        let texts: Vec<(String, Vec<TokenId>)> =
+                            texts.iter().map(|text| ((*text).to_owned(), ids(text))).collect();
+                        say(&submission, texts, finish, events);
+                    }
+                    Script::SayHidden(texts) => {
+                        events.send(Event::Admitted { ticket, request }).unwrap();
+                        let hidden = |text: &&str| [vec![HIDDEN], ids(text)].concat();
+                        let texts = texts.iter().map(|text| ((*text).to_owned(), hidden(text))).collect();
+                        say(&submission, texts, Finish::EndToken(END), events);
+                    }
+                    Script::SayLong(bytes) => {
+                        events.send(Event::Admitted { ticket, request }).unwrap();
+                        say(&submission, vec![("x".repeat(bytes), Vec::new())], Finish::EndToken(END), events);
                     }
                 }
             }
@@ -182,12 +220,12 @@ fn engine(commands: &Receiver<Command>, events: &Sender<Event>, log: &Mutex<Vec<
     }
 }
 
-fn say(submission: &Submission, texts: &[&str], finish: Finish, events: &Sender<Event>) {
+fn say(submission: &Submission, texts: Vec<(String, Vec<TokenId>)>, finish: Finish, events: &Sender<Event>) {
     let ticket = submission.ticket;
     let mut completion = 0;
-    for (i, text) in texts.iter().enumerate() {
-        let mut tokens = ids(text);
-        if i + 1 == texts.len()
+    let count = texts.len();
+    for (i, (text, mut tokens)) in texts.into_iter().enumerate() {
+        if i + 1 == count
             && let Finish::EndToken(end) = finish
         {
             tokens.push(end);
@@ -195,7 +233,7 @@ fn say(submission: &Submission, texts: &[&str], finish: Finish, events: &Sender<
         completion += tokens.len() as u64;
         let logprob = |t: &TokenId| TokenLogprob { token: *t, logprob: -0.5, top: vec![(*t, -0.5)] };
         let logprobs = if submission.logprobs.is_some() { tokens.iter().map(logprob).collect() } else { Vec::new() };
-        events.send(Event::Delta { ticket, tokens, text: (*text).to_owned(), logprobs }).unwrap();
+        events.send(Event::Delta { ticket, tokens, text, logprobs }).unwrap();
     }
     let report = Report {
         prompt_tokens: submission.prompt.len() as u64,

@@ -1,15 +1,18 @@
 //! Clients that leave, clients that do not read, and the end of the process.
 
-use std::io::Read as _;
+use std::io::{Read as _, Write as _};
+use std::net::{SocketAddr, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use engine::api::{Command, Finish};
 use engine_bin::serve::{Bounds, Exit, Server};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::client::{Client, DEADLINE, ask, get, post};
-use super::fake::{END, Fake, Script, chat, config, hello};
+use super::fake::{END, Fake, SLOW, Script, chat, config, hello};
 
 fn streamed(content: &str) -> String {
     let mut body = chat(content);
@@ -132,6 +135,129 @@ fn a_reader_that_stops_pauses_its_own_row_only() {
     }
     drop(slow);
     fake.wait_for("cancel", is_cancel);
+}
+
+/// Sends without end, on one connection after the other, and throws away what comes back.
+fn flood(address: SocketAddr, piece: Vec<u8>, over: Arc<AtomicBool>) {
+    while !over.load(Ordering::Relaxed) {
+        let Ok(mut stream) = TcpStream::connect(address) else { return };
+        stream.set_write_timeout(Some(Duration::from_millis(200))).unwrap();
+        let mut answers = stream.try_clone().unwrap();
+        let reader = thread::spawn(move || while answers.read(&mut [0; 1 << 16]).is_ok_and(|n| n > 0) {});
+        while !over.load(Ordering::Relaxed) && stream.write_all(&piece).is_ok() {}
+        let _ = stream.shutdown(std::net::Shutdown::Both);
+        reader.join().unwrap();
+    }
+}
+
+#[test]
+fn nobody_who_sends_without_end_stops_the_server() {
+    let wide = "X-Padding: ".to_owned() + &"a".repeat(200) + "\r\n";
+    let wide = format!("GET /livez HTTP/1.1\r\nHost: h\r\n{}\r\n", wide.repeat(100));
+    for piece in ["\r\n".repeat(128 * 1024), get("/livez").repeat(10_000), wide.repeat(10)] {
+        let fake = Fake::start(by_prompt(Script::Prefill));
+        let over = Arc::new(AtomicBool::new(false));
+        let start = |_| {
+            let (address, piece, over) = (fake.address(), piece.clone().into_bytes(), Arc::clone(&over));
+            thread::spawn(move || flood(address, piece, over))
+        };
+        let floods: Vec<_> = (0..4).map(start).collect();
+        thread::sleep(Duration::from_millis(200));
+        let mut running = Client::connect(fake.address());
+        running.send(streamed("hang"));
+        fake.wait_for("submit", |c| matches!(c, Command::Submit(_)));
+        for _ in 0..5 {
+            assert_eq!(ask(fake.address(), "/v1/chat/completions", &chat("hi")).status, 200);
+        }
+        // The second signal does not wait for them either.
+        let server = fake.server.as_ref().unwrap().handle();
+        server.shutdown();
+        server.kill(15);
+        assert_eq!(fake.end(), Exit::Signal(15));
+        over.store(true, Ordering::Relaxed);
+        floods.into_iter().for_each(|flood| flood.join().unwrap());
+    }
+}
+
+#[test]
+fn a_text_that_takes_long_delays_nobody_else() {
+    let fake = Fake::start(hello);
+    // Large bodies, each of which is a second's work.
+    let padding = "x".repeat(100_000);
+    let mut tool = Client::connect(fake.address());
+    tool.send(post("/tokenize", &json!({"content": format!("{SLOW}{padding}")}).to_string()));
+    let prompt = |n: usize| json!({"prompt": format!("{SLOW} {n}"), "user": padding, "max_tokens": 3}).to_string();
+    let mut stays = Client::connect(fake.address());
+    stays.send(post("/v1/completions", &prompt(1)));
+    let mut leaves = Client::connect(fake.address());
+    leaves.send(post("/v1/completions", &prompt(2)));
+    for _ in 0..5 {
+        assert_eq!(ask(fake.address(), "/v1/chat/completions", &chat("hi")).status, 200);
+    }
+    drop(leaves);
+    let end = Instant::now() + DEADLINE;
+    loop {
+        let mut client = Client::connect(fake.address());
+        client.send(get("/metrics"));
+        if client.answer().text().contains("code=\"499\"") {
+            break;
+        }
+        assert!(Instant::now() < end);
+    }
+    // Behind the note that it has gone.
+    assert_eq!(ask(fake.address(), "/v1/chat/completions", &chat("hi")).status, 200);
+    let prompts = |n: usize| {
+        let prompt = super::fake::ids(&format!("{SLOW} {n}"));
+        fake.count(|c| matches!(c, Command::Submit(s) if s.prompt == prompt))
+    };
+    assert_eq!((prompts(1), prompts(2)), (0, 0));
+    super::fake::let_slow_texts_go();
+    assert_eq!(tool.answer().json()["count"], SLOW.len() + padding.len());
+    assert_eq!(stays.answer().status, 200);
+    // What was read for nobody is no work.
+    tool.send(post("/tokenize", &json!({"content": padding}).to_string()));
+    assert_eq!(tool.answer().status, 200);
+    assert_eq!((prompts(1), prompts(2)), (1, 0));
+}
+
+#[test]
+fn large_answers_that_nobody_reads_are_bounded_together() {
+    let bounds = Bounds { answers_bytes: 40 << 20, ..Bounds::default() };
+    // Each is more than the sockets between here and there hold.
+    let fake = Fake::bounded(bounds, |submission| match submission.prompt.first().map(|t| t.0) {
+        Some(108) => Script::SayLong(16 << 20),
+        _ => Script::Say(vec!["ok"], Finish::EndToken(END)),
+    });
+    let long = json!({"prompt": "long"});
+    let ask_long = || {
+        let mut client = Client::connect(fake.address());
+        client.send(post("/v1/completions", &long.to_string()));
+        client
+    };
+    let stalled: Vec<Client> = (0..2)
+        .map(|_| {
+            let mut client = ask_long();
+            // Its head is here: so is the answer, as far as the server is concerned.
+            let head = client.head();
+            assert_eq!(head.status, 200);
+            client
+        })
+        .collect();
+    let answer = ask_long().answer();
+    assert_eq!((answer.status, answer.json()["error"]["code"].as_str()), (429, Some("queue_full")));
+    assert_eq!((answer.header("retry-after"), answer.header("x-should-retry")), (Some("1"), Some("true")));
+    // Answers that fit the buffer of a connection are not among them.
+    assert_eq!(ask(fake.address(), "/v1/completions", &json!({"prompt": "short"})).status, 200);
+    // Those who leave make room, and so do those who read.
+    drop(stalled);
+    let end = Instant::now() + DEADLINE;
+    while ask_long().answer().status != 200 {
+        assert!(Instant::now() < end);
+    }
+    for _ in 0..4 {
+        let answer = ask_long().answer();
+        assert_eq!((answer.status, answer.json()["choices"][0]["text"].as_str().unwrap().len()), (200, 16 << 20));
+    }
 }
 
 #[test]

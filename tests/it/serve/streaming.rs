@@ -130,6 +130,25 @@ fn logprobs_cover_the_text() {
 }
 
 #[test]
+fn a_chats_logprobs_join_to_its_content() {
+    let fake = Fake::start(|_| Script::SayHidden(vec!["Hel", "lo"]));
+    let mut body = chat("hi");
+    body["logprobs"] = true.into();
+    let choice = &ask(fake.address(), "/v1/chat/completions", &body).json()["choices"][0];
+    let bytes: Vec<u8> = choice["logprobs"]["content"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .flat_map(|entry| entry["bytes"].as_array().unwrap().iter().map(|b| b.as_u64().unwrap() as u8))
+        .collect();
+    assert_eq!(choice["message"]["content"].as_str().unwrap().as_bytes(), bytes);
+    // A completion's are of all its tokens.
+    let legacy = ask(fake.address(), "/v1/completions", &json!({"prompt": "hi", "logprobs": 1})).json();
+    let logprobs = &legacy["choices"][0]["logprobs"];
+    assert_eq!((&logprobs["tokens"][0], logprobs["tokens"].as_array().unwrap().len()), (&json!("<hidden>"), 7));
+}
+
+#[test]
 fn logprobs_stop_where_a_stop_string_cuts() {
     // The engine has committed `abSTOP` and shows `ab`.
     let fake = Fake::start(|s| {
