@@ -1,7 +1,7 @@
 //! The real program: its line on stdout, its exit codes, its signals.
 
 use std::io::{BufRead as _, BufReader, Read as _};
-use std::net::SocketAddr;
+use std::net::{SocketAddr, TcpListener};
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::OnceLock;
@@ -180,6 +180,52 @@ fn keys_are_read_again_on_sighup() {
         assert!(Instant::now() < deadline);
     }
     assert_eq!(status("old"), 401);
+    // What would keep its reader waiting is refused: the old keys stay, and the server serves.
+    std::fs::remove_file(&file).unwrap();
+    assert!(Command::new("mkfifo").arg(&file).status().unwrap().success());
+    running.signal("-HUP");
+    std::thread::sleep(Duration::from_millis(100));
+    assert_eq!((status("new"), status("next")), (200, 401));
+    std::fs::remove_file(&file).unwrap();
+    std::fs::write(&file, "next\n").unwrap();
+    running.signal("-HUP");
+    let deadline = Instant::now() + DEADLINE;
+    while status("next") != 200 {
+        assert!(Instant::now() < deadline);
+    }
+}
+
+#[test]
+fn a_signal_while_the_model_is_loaded_is_an_order() {
+    // It listens before it loads; its line on stdout comes after.
+    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let address = SocketAddr::from(([127, 0, 0, 1], port));
+    let child = Command::new(program())
+        .args(["--port", &port.to_string(), "--threads", "1"])
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let mut running = Running { child, address };
+    let deadline = Instant::now() + DEADLINE;
+    while std::net::TcpStream::connect(address).is_err() {
+        assert!(Instant::now() < deadline && running.child.try_wait().unwrap().is_none());
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    running.signal("-HUP");
+    running.signal("-TERM");
+    assert_eq!(running.end().code(), Some(0));
+}
+
+#[test]
+fn a_full_stdout_is_named() {
+    for flags in [&["--limits"][..], &["--help"], &["--port", "0", "--threads", "1"]] {
+        let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+        let output = Command::new(program()).args(flags).stdout(full).output().unwrap();
+        let error = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(1), "{flags:?}: {error}");
+        assert!(error.contains("error: cannot write to stdout"), "{flags:?}: {error}");
+    }
 }
 
 #[test]
@@ -195,8 +241,10 @@ fn exit_codes() {
     for usage in [&["--nonsense"][..], &["--window-min", "9", "--window-max", "8"], &["--spec-strategy", "fast"]] {
         assert_eq!(run(usage).0, Some(2), "{usage:?}");
     }
-    let (code, _, error) = run(&["--api-key-file", "no/such/keys"]);
-    assert!(code == Some(1) && error.contains("no/such/keys"), "{error}");
+    for (file, rule) in [("no/such/keys", "No such file"), ("/dev/null", "a pipe or device"), ("/", "a folder")] {
+        let (code, _, error) = run(&["--api-key-file", file]);
+        assert!(code == Some(3) && error.contains(file) && error.contains(rule), "{error}");
+    }
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let port = taken.local_addr().unwrap().port().to_string();
     let (code, _, error) = run(&["--port", &port]);
