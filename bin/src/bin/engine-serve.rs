@@ -112,7 +112,10 @@ fn run(args: ServeArgs, signals: Signals) -> Result<u8, Box<dyn std::error::Erro
 /// Loads the model on a thread of its own. `None` when the server ends before that is done.
 fn load(args: ServeArgs, files: Files, server: &Server) -> std::io::Result<Option<Loaded>> {
     let (done, result) = channel::bounded(1);
-    let loader = thread::Builder::new().name("load".to_owned()).spawn(move || done.send(start::load(&args, files)))?;
+    let loader = thread::Builder::new().name("load".to_owned()).spawn(move || {
+        // Where the server has ended, nobody takes it.
+        let _ = done.send(start::load(&args, files));
+    })?;
     loop {
         match result.recv_timeout(LOOK_AFTER_SERVER) {
             Ok(loaded) => return Ok(Some(loaded)),
@@ -120,7 +123,7 @@ fn load(args: ServeArgs, files: Files, server: &Server) -> std::io::Result<Optio
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => match loader.join() {
                 Err(panic) => std::panic::resume_unwind(panic),
-                Ok(_) => unreachable!("a loader that returns has sent what it has"),
+                Ok(()) => unreachable!("a loader that returns has sent what it has"),
             },
         }
     }
