@@ -200,7 +200,7 @@ fn a_signal_while_the_model_is_loaded_is_an_order() {
     // It listens before it loads; its line on stdout comes after.
     let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let address = SocketAddr::from(([127, 0, 0, 1], port));
-    let child = Command::new(program())
+    let child = Command::new(program("engine-serve"))
         .args(["--port", &port.to_string(), "--threads", "1"])
         .stdout(Stdio::null())
         .stderr(Stdio::null())
@@ -221,7 +221,7 @@ fn a_signal_while_the_model_is_loaded_is_an_order() {
 fn a_full_stdout_is_named() {
     for flags in [&["--limits"][..], &["--help"], &["--port", "0", "--threads", "1"]] {
         let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
-        let output = Command::new(program()).args(flags).stdout(full).output().unwrap();
+        let output = Command::new(program("engine-serve")).args(flags).stdout(full).output().unwrap();
         let error = String::from_utf8_lossy(&output.stderr).into_owned();
         assert_eq!(output.status.code(), Some(1), "{flags:?}: {error}");
         assert!(error.contains("error: cannot write to stdout"), "{flags:?}: {error}");
