@@ -1,16 +1,20 @@
-//! Flags of `engine-serve`: raw flags as clap reads them, then the configuration they resolve to.
+//! Flags of `engine-serve`, and those that it shares with `engine-pack`: raw flags as clap reads them, then the
+//! configuration they resolve to.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::{Parser, ValueEnum};
+use clap::{Args, Parser, ValueEnum};
 use engine::api::{Speculation, Strategy, WindowPolicy};
+use engine::exec::{Activation, ExecOptions, Isa, KvType};
 use engine::limits::{
     Limits, MTP_TOKENS_DEFAULT, MTP_TOKENS_MAX, STEP_ROWS_MAX, SUFFIX_MAX_DEFAULT, SUFFIX_MIN_DEFAULT,
     SUFFIX_TOKENS_DEFAULT, WINDOW_MAX, WINDOW_MAX_DEFAULT,
 };
+use engine::model::load::{LoadOptions, Repack};
 use engine::schedule::Schedule;
+use engine_io::OpenOptions;
 
 use crate::bench::options::{ConventionFlags, KvFlag, RepackFlag, THREADS_MAX, within};
 use crate::serve::{Bounds, limits};
@@ -60,6 +64,103 @@ pub enum ScheduleFlag {
     Auto,
 }
 
+/// Flags that decide how much memory a model takes, and what is computed with it.
+#[derive(Clone, Debug, Args)]
+pub struct SizeFlags {
+    /// An MTP sidecar of the model: its block drafts instead of the model's own [also: --draft-model, -md]
+    #[arg(long, alias = "draft-model", value_name = "SIDECAR.gguf")]
+    pub spec_draft_model: Option<PathBuf>,
+    /// Tokens one request may hold; 0 = as many as the model was made for [default: the model's, at most 8192]
+    #[arg(long, short = 'c', value_name = "N")]
+    pub ctx_size: Option<usize>,
+    /// Choices that run at once; a request has one, or n of them [also: -np]
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = within(1, STEP_ROWS_MAX - 1))]
+    pub parallel: usize,
+    /// Workers, the first included [default: physical cores]
+    #[arg(long, short = 't', value_name = "N", value_parser = within(1, THREADS_MAX))]
+    pub threads: Option<usize>,
+    /// Storage of keys and values.
+    #[arg(long, value_enum, default_value = "f16")]
+    pub kv_type: KvFlag,
+    /// Most drafts; no request gets more.
+    #[arg(long, value_name = "N", default_value_t = WINDOW_MAX_DEFAULT, value_parser = within(0, WINDOW_MAX))]
+    pub window_max: usize,
+    /// Most prompt tokens of one request in one pass [also: -ub, --ubatch-size]
+    #[arg(long, alias = "ubatch-size", value_name = "N", default_value_t = STEP_ROWS_MAX, value_parser = within(1, STEP_ROWS_MAX))]
+    pub prefill_chunk: usize,
+    /// Multiply float activations instead of quantised ones.
+    #[arg(long)]
+    pub exact_activations: bool,
+    /// Read the file into memory instead of mapping it.
+    #[arg(long)]
+    pub no_mmap: bool,
+    /// Refuse a file with anything unexpected in it.
+    #[arg(long)]
+    pub strict: bool,
+    /// Copy weights into the kernels' own layout.
+    #[arg(long, value_enum, default_value = "auto")]
+    pub repack: RepackFlag,
+    /// What engines differ in.
+    #[command(flatten)]
+    pub conventions: ConventionFlags,
+}
+
+impl SizeFlags {
+    /// How files are opened.
+    pub fn open_options(&self) -> OpenOptions {
+        OpenOptions { mmap: !self.no_mmap, strict: self.strict }
+    }
+
+    /// How the model is loaded.
+    pub fn load_options(&self) -> LoadOptions {
+        let repack = match self.repack {
+            RepackFlag::Auto => Repack::Auto,
+            RepackFlag::On => Repack::On,
+            RepackFlag::Off => Repack::Off,
+        };
+        LoadOptions { repack, strict: self.strict, conventions: self.conventions.resolve() }
+    }
+
+    /// How it is run.
+    pub fn exec_options(&self) -> ExecOptions {
+        ExecOptions {
+            kv_type: match self.kv_type {
+                KvFlag::F32 => KvType::F32,
+                KvFlag::F16 => KvType::F16,
+            },
+            activation: if self.exact_activations { Activation::Exact } else { Activation::Integer },
+            threads: self.threads.unwrap_or_else(physical_cores),
+            isa: Isa::best(),
+        }
+    }
+
+    /// Tokens of a request for a model made for `train`.
+    pub fn context(&self, train: usize) -> usize {
+        match self.ctx_size {
+            None => train.min(CONTEXT_DEFAULT),
+            Some(0) => train,
+            Some(n) => n,
+        }
+        .max(2)
+    }
+
+    /// Engine limits for a context.
+    pub fn limits(&self, context: usize) -> Limits {
+        Limits { prefill_chunk: self.prefill_chunk, window_max: self.window_max, ..Limits::new(self.parallel, context) }
+    }
+
+    /// Values that no model can meet.
+    ///
+    /// # Errors
+    /// What is wrong.
+    pub fn check(&self) -> Result<(), String> {
+        if self.ctx_size == Some(1) {
+            return Err("--ctx-size 1 holds no prompt and token; give at least 2".to_owned());
+        }
+        Ok(())
+    }
+}
+
 /// Flags as given.
 #[derive(Clone, Debug, Parser)]
 #[command(name = "engine-serve", version, about = "Serves a model over HTTP with speculative decoding.")]
@@ -67,9 +168,6 @@ pub struct LowArgs {
     /// A GGUF file, any shard of a split one, or a directory that holds one. Without it the built-in model is served.
     #[arg(long, short = 'm', value_name = "PATH")]
     pub model: Option<PathBuf>,
-    /// An MTP sidecar of the model: its block drafts instead of the model's own [also: --draft-model, -md]
-    #[arg(long, alias = "draft-model", value_name = "SIDECAR.gguf")]
-    pub spec_draft_model: Option<PathBuf>,
     /// Who drafts where a request does not say.
     #[arg(long, value_enum, default_value = "auto")]
     pub spec_strategy: StrategyFlag,
@@ -94,42 +192,16 @@ pub struct LowArgs {
     /// Least width of an adaptive window while speculation is on [default: 1, at most max]
     #[arg(long, value_name = "N", value_parser = within(0, WINDOW_MAX))]
     pub window_min: Option<usize>,
-    /// Most drafts; no request gets more.
-    #[arg(long, value_name = "N", default_value_t = WINDOW_MAX_DEFAULT, value_parser = within(0, WINDOW_MAX))]
-    pub window_max: usize,
-    /// Tokens one request may hold; 0 = as many as the model was made for [default: the model's, at most 8192]
-    #[arg(long, short = 'c', value_name = "N")]
-    pub ctx_size: Option<usize>,
-    /// Choices that run at once; a request has one, or n of them [also: -np]
-    #[arg(long, value_name = "N", default_value_t = 4, value_parser = within(1, STEP_ROWS_MAX - 1))]
-    pub parallel: usize,
-    /// Workers, the first included [default: physical cores]
-    #[arg(long, short = 't', value_name = "N", value_parser = within(1, THREADS_MAX))]
-    pub threads: Option<usize>,
-    /// Storage of keys and values.
-    #[arg(long, value_enum, default_value = "f16")]
-    pub kv_type: KvFlag,
     /// Which threads run the tick.
     #[arg(long, value_enum, default_value = "auto")]
     pub schedule: ScheduleFlag,
-    /// Most prompt tokens of one request in one pass [also: -ub, --ubatch-size]
-    #[arg(long, alias = "ubatch-size", value_name = "N", default_value_t = STEP_ROWS_MAX, value_parser = within(1, STEP_ROWS_MAX))]
-    pub prefill_chunk: usize,
-    /// Multiply float activations instead of quantised ones.
-    #[arg(long)]
-    pub exact_activations: bool,
-    /// Read the file into memory instead of mapping it.
-    #[arg(long)]
-    pub no_mmap: bool,
-    /// Refuse a file with anything unexpected in it.
-    #[arg(long)]
-    pub strict: bool,
-    /// Copy weights into the kernels' own layout.
-    #[arg(long, value_enum, default_value = "auto")]
-    pub repack: RepackFlag,
-    /// What engines differ in.
+    /// What decides how much memory is taken.
     #[command(flatten)]
-    pub conventions: ConventionFlags,
+    pub size: SizeFlags,
+    /// Refuse to start if more memory is needed with all slots full: bytes, or with a unit (8GiB, 8192MiB, 8G).
+    /// Mapped files and what clients may send do not count; `engine-pack inspect` prints what does.
+    #[arg(long, value_name = "SIZE", value_parser = crate::memory::parse_size)]
+    pub memory_limit: Option<usize>,
     /// Print the limits that connections and requests meet with these flags and this model, and end.
     #[arg(long)]
     pub limits: bool,
@@ -153,16 +225,21 @@ pub struct LowArgs {
 /// Single-dash names of several letters, which llama-server has and clap does not know.
 const ALIASES: [(&str, &str); 3] = [("-np", "--parallel"), ("-ub", "--prefill-chunk"), ("-md", "--spec-draft-model")];
 
+/// A command line with these names written out.
+pub fn long_names(line: impl IntoIterator<Item = OsString>) -> impl Iterator<Item = OsString> {
+    line.into_iter().map(|word| {
+        let alias = ALIASES.iter().find(|(short, _)| word == *short);
+        alias.map_or(word, |(_, long)| OsString::from(long))
+    })
+}
+
 impl LowArgs {
     /// Parses a command line, program name first.
     ///
     /// # Errors
     /// Unknown flags, bad values, and `--help` or `--version`.
     pub fn parse_line(line: impl IntoIterator<Item = OsString>) -> Result<Self, clap::Error> {
-        Self::try_parse_from(line.into_iter().map(|word| {
-            let alias = ALIASES.iter().find(|(short, _)| word == *short);
-            alias.map_or(word, |(_, long)| OsString::from(long))
-        }))
+        Self::try_parse_from(long_names(line))
     }
 
     /// What does not depend on the model.
@@ -173,7 +250,7 @@ impl LowArgs {
         if self.suffix_min > self.suffix_max {
             return Err(format!("--suffix-min {} is above --suffix-max {}", self.suffix_min, self.suffix_max));
         }
-        let max = self.window_max;
+        let max = self.size.window_max;
         let min = self.window_min.unwrap_or(1.min(max));
         if min > max {
             return Err(format!("--window-min {min} is above --window-max {max}"));
@@ -212,11 +289,8 @@ impl LowArgs {
         if self.api_key.iter().any(String::is_empty) {
             return Err("--api-key (or ENGINE_API_KEY) is empty; leave it out to serve without keys".to_owned());
         }
-        if self.ctx_size == Some(1) {
-            return Err("--ctx-size 1 holds no prompt and token; give at least 2".to_owned());
-        }
-        let threads = self.threads.unwrap_or_else(physical_cores);
-        Ok(ServeArgs { low: self, strategy, speculation, schedule, threads })
+        self.size.check()?;
+        Ok(ServeArgs { low: self, strategy, speculation, schedule })
     }
 }
 
@@ -231,33 +305,12 @@ pub struct ServeArgs {
     pub speculation: Speculation,
     /// Threads of the tick.
     pub schedule: Schedule,
-    /// Workers.
-    pub threads: usize,
 }
 
 impl ServeArgs {
-    /// Tokens of a request for a model made for `train`.
-    pub fn context(&self, train: usize) -> usize {
-        match self.low.ctx_size {
-            None => train.min(CONTEXT_DEFAULT),
-            Some(0) => train,
-            Some(n) => n,
-        }
-        .max(2)
-    }
-
     /// Bounds of the front.
     pub fn bounds(&self) -> Bounds {
         Bounds { queue_time: Duration::from_secs(self.low.queue_timeout as u64), ..Bounds::default() }
-    }
-
-    /// Engine limits for a context.
-    pub fn limits(&self, context: usize) -> Limits {
-        Limits {
-            prefill_chunk: self.low.prefill_chunk,
-            window_max: self.low.window_max,
-            ..Limits::new(self.low.parallel, context)
-        }
     }
 
     /// Defaults of requests for a model with or without an MTP block.
@@ -307,16 +360,20 @@ mod tests {
         assert_eq!((s.strategy, s.mtp_tokens, s.suffix_min, s.suffix_max), (Strategy::MtpSuffix, 3, 3, 64));
         assert_eq!((s.suffix_tokens, s.window_initial, s.window_min, s.window_max), (32, 16, 1, 32));
         assert_eq!(args.speculation_for(false).unwrap().strategy, Strategy::NgramSuffix);
-        assert_eq!((args.context(4096), args.context(1 << 20)), (4096, 8192));
-        args.limits(4096).check().unwrap();
-        assert!(args.threads >= 1);
+        let size = &args.low.size;
+        assert_eq!((size.context(4096), size.context(1 << 20)), (4096, 8192));
+        size.limits(4096).check().unwrap();
+        assert!(size.exec_options().threads >= 1);
+        assert_eq!(args.low.memory_limit, None);
     }
 
     #[test]
     fn aliases_and_values() {
         let args = resolve("-m x.gguf -c 0 -np 2 -t 3 -ub 64 --window-max 63 --spec-strategy mtp").unwrap();
-        assert_eq!((args.low.parallel, args.threads, args.low.prefill_chunk), (2, 3, 64));
-        assert_eq!(args.context(1 << 20), 1 << 20);
+        let size = &args.low.size;
+        assert_eq!((size.parallel, size.exec_options().threads, size.prefill_chunk), (2, 3, 64));
+        assert_eq!(size.context(1 << 20), 1 << 20);
+        assert_eq!(resolve("--memory-limit 3GiB").unwrap().low.memory_limit, Some(3 << 30));
         assert_eq!(args.speculation.suffix_tokens, 48);
         assert!(args.speculation_for(false).unwrap_err().contains("MTP block"));
         let args = resolve("--window-max 0").unwrap();
@@ -336,6 +393,8 @@ mod tests {
             "--queue-timeout 86401",
             "--threads 0",
             "--ctx-size 1",
+            "--memory-limit 0",
+            "--memory-limit lots",
             "--api-key=",
             "--spec-strategy fast",
             "--port 70000",

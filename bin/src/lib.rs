@@ -3,7 +3,9 @@
 pub mod bench;
 pub mod embed;
 pub mod flags;
+pub mod memory;
 pub mod open;
+pub mod pack;
 pub mod report;
 pub mod serve;
 pub mod watch;

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use engine::model::load::LoadOptions;
+use engine::model::load::{LoadOptions, Planned, Repack};
 use engine::model::{Model, ModelError};
 use engine::pieces::{PieceFlags, Pieces};
 use engine_io::text::Tokenizer;
@@ -72,10 +72,25 @@ impl Opened {
     /// # Errors
     /// What the loader refuses.
     pub fn of(file: ModelFile, draft: Option<&ModelFile>, load: LoadOptions) -> Result<Self, ModelError> {
-        let model = Arc::new(Model::load(&file, draft, load)?);
-        let tokenizer = Arc::new(Tokenizer::from_meta(file.meta())?);
+        let planned = Planned::new(&file, draft, load)?;
+        let tokenizer = Tokenizer::from_meta(file.meta())?;
+        Self::load(file, draft, planned, tokenizer, load.repack)
+    }
+
+    /// Loads what was planned.
+    ///
+    /// # Errors
+    /// What the loader refuses.
+    pub fn load(
+        file: ModelFile,
+        draft: Option<&ModelFile>,
+        planned: Planned,
+        tokenizer: Tokenizer,
+        repack: Repack,
+    ) -> Result<Self, ModelError> {
+        let model = Arc::new(planned.load(&file, draft, repack)?);
         let pieces = Arc::new(pieces(&tokenizer));
-        Ok(Self { file, model, tokenizer, pieces })
+        Ok(Self { file, model, tokenizer: Arc::new(tokenizer), pieces })
     }
 }
 

@@ -64,6 +64,11 @@ impl EngineHandle {
     }
 }
 
+/// Commands that wait in the channel at most.
+pub(crate) fn commands_max(limits: &Limits) -> usize {
+    limits.waiting + 4 * limits.slots + 64
+}
+
 /// Starts an engine around `executor`.
 ///
 /// # Errors
@@ -80,7 +85,7 @@ pub fn start(
     if let Some(cost) = settings.cost {
         ledger.cost = cost;
     }
-    let (commands, inbox) = bounded(limits.waiting + 4 * limits.slots + 64);
+    let (commands, inbox) = bounded(commands_max(limits));
     let (sender, events) = bounded(limits.events);
     let mut world = Box::new(World::new(ledger, executor, clock, inbox, sender));
     let run = move || {

@@ -9,6 +9,7 @@ pub mod engine;
 pub mod exec;
 pub mod ids;
 pub mod limits;
+pub mod memory;
 pub mod model;
 pub mod pieces;
 pub mod policy;

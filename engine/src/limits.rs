@@ -98,11 +98,10 @@ impl Limits {
         tokens.div_ceil(PAGE_TOKENS)
     }
 
-    /// About what the Ledger's tables take: per token its id, its place in the suffix index and up to two heads of
-    /// that index; per page its count and who holds it.
-    pub(crate) fn ledger_bytes(&self) -> usize {
-        let tokens = self.slots.saturating_mul(self.context).saturating_mul(16);
-        tokens.saturating_add(self.pages.saturating_mul(10))
+    /// The same for other numbers of requests and tokens, with a pool that holds all of them at once.
+    pub fn resized(&self, slots: usize, context: usize) -> Self {
+        let Self { pages, .. } = Self::new(slots, context);
+        Self { slots, context, pages, ..self.clone() }
     }
 
     /// The usual limits for `slots` requests of `context` tokens: the pool holds all of them at once.

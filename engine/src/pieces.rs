@@ -37,6 +37,12 @@ impl Pieces {
         Self::default()
     }
 
+    /// Heap bytes.
+    pub fn heap_bytes(&self) -> usize {
+        let columns = self.start.capacity() * size_of::<u32>() + self.flags.capacity() * size_of::<PieceFlags>();
+        columns + self.bytes.capacity() + self.end.capacity() * size_of::<TokenId>()
+    }
+
     /// Appends the next token id. `bytes` are what the token writes, without any rule about neighbours.
     ///
     /// # Panics

@@ -47,6 +47,11 @@ impl History {
         }
     }
 
+    /// Bytes of [`Self::new`], every token touched.
+    pub fn bytes_for(vocab: usize) -> usize {
+        vocab * (2 * size_of::<u32>() + size_of::<f32>() + size_of::<bool>() + size_of::<TokenId>())
+    }
+
     fn touch(&mut self, token: TokenId) {
         if !std::mem::replace(&mut self.listed[token.index()], true) {
             self.touched.push(token);

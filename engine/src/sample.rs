@@ -24,6 +24,13 @@ pub struct Scratch {
     saved: Vec<f32>,
 }
 
+impl Scratch {
+    /// Bytes after a draw without filters from `vocab` tokens, all of them edited.
+    pub fn bytes_for(vocab: usize) -> usize {
+        vocab * (2 * size_of::<u32>() + size_of::<f64>() + size_of::<f32>())
+    }
+}
+
 /// Bijective 64-bit mix. Source: Steele, Lea, Flood, "Fast splittable pseudorandom number generators", variant 13.
 fn mix(mut z: u64) -> u64 {
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

@@ -33,6 +33,9 @@ pub enum Thread {
 }
 
 impl Thread {
+    /// How many there are.
+    pub const COUNT: usize = Self::Verify as usize + 1;
+
     /// The name that the operating system shows.
     pub fn name(self) -> &'static str {
         match self {

@@ -11,6 +11,7 @@
 
 pub mod error;
 pub mod gguf;
+mod heap;
 pub mod mmap;
 pub mod shards;
 pub mod text;

@@ -19,6 +19,7 @@ use std::time::SystemTime;
 use crate::error::{Error, Result};
 use crate::gguf::read::part_hint;
 use crate::gguf::{Gguf, Meta, TensorInfo, keys};
+use crate::heap;
 use crate::mmap::FileBytes;
 use crate::watch::OpenFile;
 
@@ -293,6 +294,13 @@ impl ModelFile {
     /// Bytes of all files together.
     pub fn file_bytes(&self) -> u64 {
         self.shards.iter().map(|s| s.bytes.len() as u64).sum()
+    }
+
+    /// Heap bytes of metadata and tensor directory.
+    pub fn heap_bytes(&self) -> usize {
+        let tensors = self.tensors.iter().map(|t| 2 * heap::block(t.name.len())).sum::<usize>();
+        let directory = heap::vec(&self.tensors) + heap::map::<(String, usize)>(self.index.capacity()) + tensors;
+        directory + self.shards.iter().map(|s| s.meta.heap_bytes()).sum::<usize>()
     }
 
     /// What was odd but no reason to refuse.

@@ -147,6 +147,41 @@ pub(crate) struct Acts {
     pub sums_16: Vec<i16>,
 }
 
+/// Elements of the arrays of [`Acts`].
+struct ActLens {
+    floats: usize,
+    codes: usize,
+    scale: usize,
+    /// Of `scaled_sum` and of each correction.
+    sums: usize,
+    sums_32: usize,
+    sums_16: usize,
+}
+
+impl ActLens {
+    fn new(form: Form, rows: usize, k: usize) -> Self {
+        let step = form.step();
+        let cells = rows * k.div_ceil(step);
+        let scale = cells * form.scales();
+        let only = |of: Form, len: usize| if form == of { len } else { 0 };
+        Self {
+            floats: only(Form::Float, cells * step),
+            codes: if form == Form::Float { 0 } else { cells * step },
+            scale,
+            sums: only(Form::Int32, scale),
+            sums_32: only(Form::Int256, cells * 8),
+            sums_16: only(Form::Int256, cells * 16),
+        }
+    }
+}
+
+/// Bytes of the activations of `rows` rows of `k` in one form.
+pub(crate) fn act_bytes(form: Form, rows: usize, k: usize) -> usize {
+    let ActLens { floats, codes, scale, sums, sums_32, sums_16 } = ActLens::new(form, rows, k);
+    let four_bytes = floats + scale + sums * (1 + BIASES.len());
+    size_of::<f32>() * four_bytes + codes + size_of::<i16>() * (sums_32 + sums_16)
+}
+
 /// Biases of `Acts::correction`.
 pub(crate) const BIASES: [i32; 3] = [8, 16, 128];
 
@@ -169,19 +204,17 @@ impl Acts {
 
     /// Fills this form from `x`, `[rows][k]`.
     fn fill(&mut self, isa: Isa, form: Form, x: &[f32], rows: usize, k: usize) {
-        let step = form.step();
-        (self.rows, self.steps) = (rows, k.div_ceil(step));
-        let cells = rows * self.steps;
-        let scales = cells * form.scales();
-        resize(&mut self.floats, if form == Form::Float { cells * step } else { 0 });
-        resize(&mut self.codes, if form == Form::Float { 0 } else { cells * step });
-        resize(&mut self.scale, scales);
-        resize(&mut self.scaled_sum, if form == Form::Int32 { scales } else { 0 });
+        (self.rows, self.steps) = (rows, k.div_ceil(form.step()));
+        let lens = ActLens::new(form, rows, k);
+        resize(&mut self.floats, lens.floats);
+        resize(&mut self.codes, lens.codes);
+        resize(&mut self.scale, lens.scale);
+        resize(&mut self.scaled_sum, lens.sums);
         for c in &mut self.correction {
-            resize(c, if form == Form::Int32 { scales } else { 0 });
+            resize(c, lens.sums);
         }
-        resize(&mut self.sums_32, if form == Form::Int256 { cells * 8 } else { 0 });
-        resize(&mut self.sums_16, if form == Form::Int256 { cells * 16 } else { 0 });
+        resize(&mut self.sums_32, lens.sums_32);
+        resize(&mut self.sums_16, lens.sums_16);
         crate::cpu::matmul::fill(isa, self, form, x, k);
     }
 

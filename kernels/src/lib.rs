@@ -16,6 +16,6 @@ mod test_noise;
 pub use cpu::detect::Isa;
 pub use cpu::pool::{Pass, Pool};
 pub use input::{Input, InputScratch};
-pub use matmul::matmul;
+pub use matmul::{Product, matmul, scratch_bytes};
 pub use matrix::{Matrix, ShapeError, SharedBytes};
 pub use quant::{Activation, Quant};

@@ -9,7 +9,7 @@ use crate::cpu::groups::{Piece, for_each_piece};
 use crate::cpu::matmul::{Group, Weights, dequantize, kernel, pack};
 use crate::cpu::pages::as_bytes;
 use crate::cpu::pool::Pool;
-use crate::input::{Acts, Form, Input, TILE_ROWS, WorkerScratch};
+use crate::input::{Acts, Form, Input, TILE_ROWS, WorkerScratch, act_bytes};
 use crate::matrix::{Matrix, Storage};
 use crate::panel::LANES;
 use crate::quant::{Activation, Family, Quant, step_16, step_32, step_256, step_float};
@@ -56,6 +56,60 @@ pub fn matmul(pool: &Pool, isa: Isa, mode: Activation, input: &mut Input, output
     });
 }
 
+/// A product as far as its scratch memory goes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Product {
+    /// Format of the matrix.
+    pub quant: Quant,
+    /// Outputs.
+    pub n: usize,
+    /// Inputs.
+    pub k: usize,
+    /// Most rows of the input.
+    pub rows: usize,
+    /// The matrix is in panels.
+    pub repacked: bool,
+}
+
+/// Bytes of an [`crate::InputScratch`] after all of these products on `threads` workers: for every form of activations
+/// the largest input, and per worker the largest group of weights on its way into panels.
+pub fn scratch_bytes(mode: Activation, threads: usize, products: &[Product]) -> usize {
+    let most = |of: &dyn Fn(&Product) -> usize| products.iter().map(of).max().unwrap_or(0);
+    let inputs = [Form::Float, Form::Int32, Form::Int256]
+        .map(|of| most(&|p| if form(p.quant, mode) == of { act_bytes(of, p.rows, p.k) } else { 0 }));
+    let worker: usize = (0..3).map(|i| most(&|p| worker_bytes(mode, p)[i])).sum();
+    inputs.iter().sum::<usize>() + threads * worker
+}
+
+/// Bytes of [`WorkerScratch`]: panels, bytes and floats that kernels of an instruction set want for one matrix. The
+/// specification, which tests run, wants less.
+fn worker_bytes(mode: Activation, product: &Product) -> [usize; 3] {
+    let &Product { quant, n, k, repacked, .. } = product;
+    let stored = quant.panel();
+    let layout = stored.layout();
+    let stride = k.div_ceil(layout.step) * layout.file_bytes;
+    if expands(mode, quant) {
+        let padded = if repacked { LANES * stride } else { 0 };
+        let floats = LANES * expanded_width(k) * size_of::<f32>();
+        return [Matrix::panel_bytes_of(Quant::F32, LANES, k), padded, floats];
+    }
+    if repacked {
+        return [0; 3];
+    }
+    let whole = stored == quant && n.is_multiple_of(LANES) && k.is_multiple_of(layout.step);
+    [Matrix::panel_bytes_of(quant, LANES, k), if whole { 0 } else { LANES * stride }, 0]
+}
+
+/// Whether weights of a format are made floats on the way.
+fn expands(mode: Activation, quant: Quant) -> bool {
+    mode == Activation::Exact && quant.family() != Family::Float
+}
+
+/// Floats of a row that [`expand_group`] makes.
+fn expanded_width(k: usize) -> usize {
+    k.next_multiple_of(Quant::F32.layout().step)
+}
+
 /// The form of activations that a format is multiplied with.
 fn form(quant: Quant, mode: Activation) -> Form {
     match (mode, quant.family()) {
@@ -67,7 +121,7 @@ fn form(quant: Quant, mode: Activation) -> Form {
 
 /// One piece on kernels where the instruction set has them: group by group, tile by tile.
 fn multiply(isa: Isa, mode: Activation, w: &Matrix, acts: &Acts, mut piece: Piece, scratch: &mut WorkerScratch) {
-    let expand = mode == Activation::Exact && w.quant().family() != Family::Float;
+    let expand = expands(mode, w.quant());
     let quant = if expand { Quant::F32 } else { w.quant().panel() };
     if kernel(isa, quant).is_none() {
         return multiply_scalar(mode, w, acts, piece, scratch);
@@ -106,8 +160,7 @@ fn multiply(isa: Isa, mode: Activation, w: &Matrix, acts: &Acts, mut piece: Piec
 
 /// The weights of one group as float panels, for exact activations.
 fn expand_group(isa: Isa, w: &Matrix, group: usize, scratch: &mut Vec<u8>, floats: &mut Vec<f32>, panels: &mut [u8]) {
-    let step = Quant::F32.layout().step;
-    let width = w.k().next_multiple_of(step);
+    let width = expanded_width(w.k());
     floats.clear();
     floats.resize(LANES * width, 0.0);
     let (rows, stride) = match &w.storage {

@@ -150,7 +150,13 @@ impl Matrix {
 
     /// Bytes that [`Matrix::repack`] would allocate.
     pub fn panel_bytes(&self) -> usize {
-        self.groups() * self.group_bytes()
+        Matrix::panel_bytes_of(self.quant, self.n, self.k)
+    }
+
+    /// As [`Matrix::panel_bytes`], of a matrix that is not loaded.
+    pub fn panel_bytes_of(quant: Quant, n: usize, k: usize) -> usize {
+        let layout = quant.panel().layout();
+        n.div_ceil(LANES) * k.div_ceil(layout.step) * layout.panel_bytes
     }
 
     /// Whether the weights are panels.

@@ -4,9 +4,10 @@
 use std::sync::{Arc, OnceLock};
 
 use engine::api::{Command, Finish, Sampling, Strategy, Submission, WindowPolicy};
-use engine::exec::{CpuExecutor, ExecOptions, KvType, SizeError};
+use engine::exec::{CpuExecutor, ExecOptions, KvType};
 use engine::ids::{Ticket, TokenId};
 use engine::limits::Limits;
+use engine::memory::{Memory, MemoryError};
 use engine::model::load::LoadOptions;
 use engine::step::LogitEdit;
 use engine::tables::counters;
@@ -36,13 +37,13 @@ fn rig(limits: &Limits, threads: usize) -> Rig {
 #[test]
 fn sizes_that_cannot_be_had_are_errors() {
     let options = ExecOptions { kv_type: KvType::F32, ..ExecOptions::default() };
-    let new = |limits| CpuExecutor::try_new(Arc::clone(&opened().model), limits, options).map(|_| ());
-    assert_eq!(new(Limits::new(2, CONTEXT)), Ok(()));
+    let ask = |limits: Limits| Memory::of_executor(&opened().model, &limits, &options)?.ask_system(&limits);
+    assert_eq!(ask(Limits::new(2, CONTEXT)), Ok(()));
     // More than the addresses of a process, whatever the system promises beyond its memory.
     let huge = Limits::new(15, u32::MAX as usize - 1);
-    assert!(matches!(new(huge), Err(SizeError::Memory { slots: 15, .. })));
+    assert!(matches!(ask(huge), Err(MemoryError::System { slots: 15, .. })));
     for context in [0, 1, usize::MAX] {
-        assert!(matches!(new(Limits::new(511, context)), Err(SizeError::Limits(_))), "{context}");
+        assert!(matches!(ask(Limits::new(511, context)), Err(MemoryError::Limits(_))), "{context}");
     }
 }
 

@@ -4,6 +4,7 @@ mod built_in;
 mod composite;
 mod forward;
 mod identity;
+mod memory;
 mod refusals;
 mod schedule;
 mod serve;

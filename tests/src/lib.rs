@@ -3,4 +3,5 @@
 pub mod drive;
 pub mod edits;
 pub mod fixtures;
+pub mod memory;
 pub mod toy;

@@ -5,8 +5,9 @@ use std::sync::Arc;
 
 use crate::flags::physical_cores;
 use clap::{Args, ValueEnum};
-use engine::exec::{Activation, CpuExecutor, ExecOptions, Isa, KvType, SizeError};
+use engine::exec::{Activation, CpuExecutor, ExecOptions, Isa, KvType};
 use engine::limits::Limits;
+use engine::memory::{Memory, MemoryError};
 use engine::model::conventions::{Conventions, HiddenNorm, MtpNorm};
 use engine::model::load::{LoadOptions, Repack};
 use engine::model::{Model, ModelError};
@@ -151,7 +152,7 @@ impl RunFlags {
     ///
     /// # Errors
     /// If the limits are out of range or larger than the memory.
-    pub fn executor(&self, model: Arc<Model>, limits: &Limits) -> Result<CpuExecutor, SizeError> {
+    pub fn executor(&self, model: Arc<Model>, limits: &Limits) -> Result<CpuExecutor, MemoryError> {
         let options = ExecOptions {
             kv_type: match self.kv_type {
                 KvFlag::F32 => KvType::F32,
@@ -161,6 +162,7 @@ impl RunFlags {
             threads: self.threads,
             isa: Isa::best(),
         };
-        CpuExecutor::try_new(model, limits.clone(), options)
+        Memory::of_executor(&model, limits, &options)?.ask_system(limits)?;
+        Ok(CpuExecutor::new(model, limits.clone(), options))
     }
 }

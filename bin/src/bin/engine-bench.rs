@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use std::{fs, io};
 
 use clap::{Parser, Subcommand};
-use engine::exec::SizeError;
+use engine::memory::MemoryError;
 use engine::model::MtpStatus;
 use engine_bin::bench::eval::{self, EvalFlags};
 use engine_bin::bench::ppl::{self, PplFlags};
@@ -48,10 +48,10 @@ fn failed(error: impl std::error::Error) -> Failure {
 }
 
 /// Numbers out of range are the input's fault, a lack of memory is the machine's.
-fn too_large(error: SizeError) -> Failure {
+fn too_large(error: MemoryError) -> Failure {
     match error {
-        SizeError::Limits(error) => refused(error),
-        SizeError::Memory { .. } => failed(error),
+        MemoryError::Limits(error) => refused(error),
+        MemoryError::System { .. } => failed(error),
     }
 }
 

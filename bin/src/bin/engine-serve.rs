@@ -68,9 +68,9 @@ fn run(args: ServeArgs, signals: Signals) -> Result<u8, Box<dyn std::error::Erro
     let handle = watch_signals(signals)?;
     engine_io::mmap::install_fault_handler()?;
     let files = start::open(&args)?;
-    let context = args.context(start::context_train(&files)?);
+    let context = args.low.size.context(start::context_train(&files)?);
     if args.low.limits {
-        say(&limits_table(&args.limits(context), &args.bounds()))?;
+        say(&limits_table(&args.low.size.limits(context), &args.bounds()))?;
         return Ok(0);
     }
     let config = Config {
@@ -82,7 +82,7 @@ fn run(args: ServeArgs, signals: Signals) -> Result<u8, Box<dyn std::error::Erro
     };
     let mut server = Server::start(config)?;
     handle.set(server.handle()).unwrap_or_else(|_| unreachable!("set here only"));
-    let (parallel, threads) = (args.low.parallel, args.threads);
+    let (parallel, threads) = (args.low.size.parallel, args.low.size.exec_options().threads);
     let Some(loaded) = load(args, files, &server)? else {
         // A signal ended it before there was a model; the process takes along what is half loaded.
         return Ok(server.join().code());

@@ -6,16 +6,17 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use engine::clock::Monotonic;
 use engine::engine::{EngineHandle, Settings, StartError};
-use engine::exec::{Activation, CpuExecutor, ExecOptions, Isa, KvType, SizeError};
-use engine::model::load::{LoadOptions, Repack};
+use engine::exec::CpuExecutor;
+use engine::memory::MemoryError;
+use engine::model::load::Planned;
 use engine::model::{Model, ModelError, MtpStatus};
 use engine::step::Executor as _;
+use engine_io::ModelFile;
 use engine_io::gguf::meta::Meta;
-use engine_io::text::TemplateError;
-use engine_io::{ModelFile, OpenOptions};
+use engine_io::text::{TemplateError, Tokenizer};
 
-use crate::bench::options::{KvFlag, RepackFlag};
 use crate::flags::ServeArgs;
+use crate::memory::{self, Setting, Subject};
 use crate::open::{BUILT_IN, ModelSource, Opened};
 use crate::serve::gguf_text::GgufText;
 use crate::serve::info::{ModelInfo, SamplingDefaults};
@@ -44,7 +45,7 @@ pub enum LoadError {
     Unmet(String),
     /// Flags that contradict each other, or ask for more than there is.
     #[error(transparent)]
-    Size(#[from] SizeError),
+    Memory(#[from] MemoryError),
     /// The engine.
     #[error(transparent)]
     Start(#[from] StartError),
@@ -58,8 +59,8 @@ impl LoadError {
     pub fn code(&self) -> u8 {
         match self {
             Self::File(_) | Self::Model(_) | Self::Template { .. } | Self::Unmet(_) => 3,
-            Self::Size(SizeError::Limits(_)) => 2,
-            Self::Size(SizeError::Memory { .. }) | Self::Start(_) | Self::Watch(_) => 1,
+            Self::Memory(MemoryError::Limits(_)) => 2,
+            Self::Memory(MemoryError::System { .. }) | Self::Start(_) | Self::Watch(_) => 1,
         }
     }
 }
@@ -75,9 +76,9 @@ pub struct Files {
 /// # Errors
 /// If a file cannot be opened.
 pub fn open(args: &ServeArgs) -> Result<Files, LoadError> {
-    let options = OpenOptions { mmap: !args.low.no_mmap, strict: args.low.strict };
+    let options = args.low.size.open_options();
     let model = ModelSource::from(args.low.model.clone()).open(options)?;
-    let draft = args.low.spec_draft_model.as_ref().map(|path| ModelFile::open(path, options)).transpose()?;
+    let draft = args.low.size.spec_draft_model.as_ref().map(|path| ModelFile::open(path, options)).transpose()?;
     Ok(Files { model, draft })
 }
 
@@ -94,13 +95,20 @@ pub fn context_train(files: &Files) -> Result<usize, LoadError> {
 /// # Errors
 /// [`LoadError`].
 pub fn load(args: &ServeArgs, files: Files) -> Result<(Parts, EngineHandle), LoadError> {
-    let repack = match args.low.repack {
-        RepackFlag::Auto => Repack::Auto,
-        RepackFlag::On => Repack::On,
-        RepackFlag::Off => Repack::Off,
-    };
-    let load = LoadOptions { repack, strict: args.low.strict, conventions: args.low.conventions.resolve() };
-    let Opened { file, model, tokenizer, pieces } = Opened::of(files.model, files.draft.as_ref(), load)?;
+    let size = &args.low.size;
+    let load = size.load_options();
+    let Files { model: file, draft } = files;
+    let draft = draft.as_ref();
+    let planned = Planned::new(&file, draft, load)?;
+    let tokenizer = Tokenizer::from_meta(file.meta()).map_err(ModelError::from)?;
+    let context = size.context(planned.config.context_train);
+    let limits = size.limits(context);
+    let options = size.exec_options();
+    let built_in = args.low.model.is_none();
+    let subject = Subject { file: &file, built_in, draft, planned: &planned, tokenizer: Some(&tokenizer) };
+    let setting = Setting { repack: load.repack, limits: limits.clone(), options, bounds: args.bounds() };
+    admit(args.low.memory_limit, &subject, &setting)?;
+    let Opened { file, model, tokenizer, pieces } = Opened::load(file, draft, planned, tokenizer, load.repack)?;
     for warning in file.warnings() {
         tracing::warn!("{warning}");
     }
@@ -110,21 +118,10 @@ pub fn load(args: &ServeArgs, files: Files) -> Result<(Parts, EngineHandle), Loa
     let template = |source| LoadError::Template { file: file.name(), source };
     let text = GgufText::new(tokenizer).map_err(template)?;
     let train = model.config.context_train;
-    let context = args.context(train);
     if context > train {
         tracing::warn!(context, train, "the context is longer than the model was made for");
     }
-    let limits = args.limits(context);
-    let options = ExecOptions {
-        kv_type: match args.low.kv_type {
-            KvFlag::F32 => KvType::F32,
-            KvFlag::F16 => KvType::F16,
-        },
-        activation: if args.low.exact_activations { Activation::Exact } else { Activation::Integer },
-        threads: args.threads,
-        isa: Isa::best(),
-    };
-    let executor = CpuExecutor::try_new(Arc::clone(&model), limits.clone(), options)?;
+    let executor = CpuExecutor::new(Arc::clone(&model), limits.clone(), options);
     let mtp = executor.shape().mtp;
     match executor.mtp_status() {
         // The file says that there is a block: something is wrong with it.
@@ -153,6 +150,24 @@ pub fn load(args: &ServeArgs, files: Files) -> Result<(Parts, EngineHandle), Loa
         events: handle.events.clone(),
     };
     Ok((parts, handle))
+}
+
+/// Whether the memory that is needed is within the limit, and can be had.
+fn admit(limit: Option<usize>, subject: &Subject<'_>, setting: &Setting) -> Result<(), LoadError> {
+    let planned = memory::plan(subject, setting).map_err(MemoryError::from)?;
+    let bytes = planned.peak();
+    if let Some(most) = limit.filter(|most| bytes > *most) {
+        let advice: Vec<String> =
+            memory::advice(subject, setting, &planned, most).iter().map(|line| format!("  {line}\n")).collect();
+        let (needed, allowed) = (memory::human(bytes), memory::human(most));
+        return Err(LoadError::Unmet(format!(
+            "--memory-limit {most} allows {allowed} and {needed} are needed:\n{}what would help:\n{}",
+            memory::table(&planned),
+            advice.concat().trim_end_matches('\n')
+        )));
+    }
+    tracing::debug!(bytes, "memory planned");
+    Ok(planned.ask_system(&setting.limits)?)
 }
 
 fn describe(args: &ServeArgs, file: &ModelFile, model: &Model, n_ctx: usize, tokens: usize) -> ModelInfo {

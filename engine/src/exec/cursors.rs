@@ -48,11 +48,20 @@ impl Cursors {
     pub fn new(slots: usize, capacity: usize, width: usize, recurrent: bool) -> Self {
         Self {
             cursor: vec![Cursor::default(); slots],
-            hidden: vec![0.0; slots * capacity * width],
+            hidden: vec![0.0; Self::hidden_len(slots, capacity, width)],
             capacity,
             width,
             recurrent,
         }
+    }
+
+    fn hidden_len(slots: usize, capacity: usize, width: usize) -> usize {
+        slots * capacity * width
+    }
+
+    /// Bytes of [`Self::new`].
+    pub fn bytes_for(slots: usize, capacity: usize, width: usize) -> usize {
+        size_of::<f32>() * Self::hidden_len(slots, capacity, width) + slots * size_of::<Cursor>()
     }
 
     /// The cursor of a sequence.

@@ -7,7 +7,7 @@ use engine_kernels::ops::delta_net::DeltaInputs;
 use engine_kernels::ops::elementwise::{add, relu_squared, sigmoid_mul, sigmoid_mul_rows, silu_mul, split_halves};
 use engine_kernels::ops::history::StateSegment;
 use engine_kernels::ops::hyper_connection::{collapse, combine, squash};
-use engine_kernels::ops::kv_cache::{KvCache, KvType};
+use engine_kernels::ops::kv_cache::KvCache;
 use engine_kernels::ops::ngram::gate_values;
 use engine_kernels::ops::norm::{layer_norm, rms_norm, rms_norm_in_place, rms_norm_streams};
 use engine_kernels::ops::rope::{Rope, RopeTable};
@@ -19,10 +19,10 @@ use crate::model::Model;
 use crate::model::program::{BufferId, MatrixId, Op};
 
 use super::ExecOptions;
-use super::choose::LOGIT_ROWS;
 use super::moe::Mixture;
 use super::ngrams::Ngrams;
 use super::recurrent::Recurrent;
+use super::sizes::LogitSizes;
 use super::sparse::{Sparse, SparseOp};
 
 /// The rows of one pass and who they belong to.
@@ -52,7 +52,7 @@ pub struct Machine {
     pub(super) attention: AttentionScratch,
     /// Hidden rows that the LM head is asked about.
     head_in: Vec<f32>,
-    /// `[LOGIT_ROWS][vocabulary rows]`.
+    /// `[LogitSizes::rows][vocabulary rows]`.
     logits: Vec<f32>,
     /// KV pages of all attention layers, the MTP block's last.
     pub kv: KvCache,
@@ -66,33 +66,17 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// Bytes of the caches and states of [`Self::new`]: what grows with `limits`.
-    pub fn bytes_for(model: &Model, limits: &Limits, kv_type: KvType) -> usize {
-        let program = &model.program;
-        let rows = program.buffers.iter().map(|b| 4 * b.width * limits.step_rows);
-        let parts = [
-            Recurrent::bytes_for(&program.recurrent, limits),
-            Mixture::bytes_for(model, limits.step_rows),
-            KvCache::bytes_for(kv_type, &program.kv, limits.pages),
-            Sparse::bytes_for(program, limits.pages),
-            program.ngrams.as_ref().map_or(0, |hash| Ngrams::bytes_for(hash, limits)),
-        ];
-        rows.chain(parts).fold(0, usize::saturating_add)
-    }
-
     /// Buffers for `limits` and `model`.
     pub fn new(model: &Model, limits: &Limits, options: &ExecOptions, pool: Arc<Pool>) -> Self {
         let program = &model.program;
         let width: Vec<usize> = program.buffers.iter().map(|b| b.width).collect();
-        let rows = LOGIT_ROWS.min(limits.step_rows);
-        let head_rows = model.weights.matrix(program.head).n();
+        let logits = LogitSizes::new(limits, program.width(program.head_in), model.weights.matrix(program.head).n());
         let freq_factors = program.rope_factors.map_or_else(Vec::new, |id| model.weights.vector(id).to_vec());
         Self {
             pool,
             isa: options.isa,
             activation: options.activation,
             buffers: width.iter().map(|w| vec![0.0; w * limits.step_rows]).collect(),
-            head_in: Vec::with_capacity(rows * width[program.head_in.index()]),
             width,
             input: InputScratch::new(),
             rope: program.rope.map(|rope| Rope {
@@ -104,7 +88,8 @@ impl Machine {
             }),
             rope_table: RopeTable::default(),
             attention: AttentionScratch::default(),
-            logits: vec![0.0; rows * head_rows],
+            head_in: Vec::with_capacity(logits.head_in),
+            logits: vec![0.0; logits.logits],
             kv: KvCache::new(options.kv_type, &program.kv, limits.pages),
             recurrent: Recurrent::new(&program.recurrent, &model.weights, limits),
             mixture: Mixture::new(model, limits.step_rows),
@@ -321,7 +306,7 @@ impl Machine {
         }
     }
 
-    /// Logits of some rows of `src`, at most [`LOGIT_ROWS`], and their stride.
+    /// Logits of some rows of `src`, at most [`LogitSizes::rows`], and their stride.
     pub fn logits(&mut self, model: &Model, head: MatrixId, src: BufferId, rows: &[usize]) -> (&mut [f32], usize) {
         let width = self.width[src.index()];
         self.head_in.clear();

@@ -18,6 +18,7 @@ mod moe;
 mod mtp;
 mod ngrams;
 mod recurrent;
+pub(crate) mod sizes;
 mod slots;
 mod sparse;
 mod trunk;
@@ -32,7 +33,8 @@ pub use engine_kernels::ops::kv_cache::KvType;
 pub use engine_kernels::{Activation, Isa};
 
 use crate::ids::CheckpointId;
-use crate::limits::{Limits, LimitsError, STEP_ROWS_MAX, WINDOW_MAX};
+use crate::limits::{Limits, STEP_ROWS_MAX, WINDOW_MAX};
+use crate::model::program::Program;
 use crate::model::{Model, MtpStatus};
 use crate::step::{Executor, Shape, Step, StepResult};
 
@@ -60,28 +62,6 @@ impl Default for ExecOptions {
     }
 }
 
-/// Why an executor cannot be had.
-#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-pub enum SizeError {
-    /// The limits contradict each other.
-    #[error(transparent)]
-    Limits(#[from] LimitsError),
-    /// They need more memory than the system gives.
-    #[error(
-        "{slots} x {context} tokens need {} MiB of memory, more than the system gives; ask for less context or fewer \
-         requests at once",
-        bytes >> 20
-    )]
-    Memory {
-        /// Requests at once.
-        slots: usize,
-        /// Tokens of each.
-        context: usize,
-        /// What all tables and caches take.
-        bytes: usize,
-    },
-}
-
 /// A model, the payload of its sequences, and the memory of one pass.
 pub struct CpuExecutor {
     model: Arc<Model>,
@@ -94,24 +74,8 @@ pub struct CpuExecutor {
 }
 
 impl CpuExecutor {
-    /// As [`Self::new`], for limits that nobody has checked. The Ledger's share of the memory is asked for too.
-    ///
-    /// # Errors
-    /// [`SizeError`].
-    pub fn try_new(model: Arc<Model>, limits: Limits, options: ExecOptions) -> Result<Self, SizeError> {
-        limits.check()?;
-        let Limits { slots, context, .. } = limits;
-        let payload = Machine::bytes_for(&model, &limits, options.kv_type);
-        let hidden = 4 * slots * hidden_rows(&model, &limits) * model.program.width(model.program.hidden);
-        let bytes = payload.saturating_add(hidden).saturating_add(limits.ledger_bytes());
-        // Asked for as a whole and given back: each part alone might still fit, and a failure then ends the process.
-        match Vec::<u8>::new().try_reserve_exact(bytes) {
-            Ok(()) => Ok(Self::new(model, limits, options)),
-            Err(_) => Err(SizeError::Memory { slots, context, bytes }),
-        }
-    }
-
-    /// Sizes everything for `limits`; nothing grows with traffic afterwards.
+    /// Sizes everything for `limits`; nothing grows with traffic afterwards. [`crate::memory::Memory`] tells how much
+    /// that is, and whether it can be had.
     ///
     /// # Panics
     /// If the limits exceed the constants of [`crate::limits`].
@@ -129,7 +93,7 @@ impl CpuExecutor {
         assert!(limits.window_max <= WINDOW_MAX && limits.window_max < limits.step_rows, "a window fits a step");
         let mtp = model.program.mtp.is_some();
         let recurrent = !model.program.recurrent.is_empty();
-        let hidden_rows = hidden_rows(&model, &limits);
+        let hidden_rows = hidden_rows(&model.program, &limits);
         let hidden_width = model.program.width(model.program.hidden);
         let shape = Shape {
             vocab: model.vocab,
@@ -187,8 +151,8 @@ impl Executor for CpuExecutor {
 }
 
 /// Rows of the hidden ring: a prefill chunk, the window after it, and the row before both.
-fn hidden_rows(model: &Model, limits: &Limits) -> usize {
-    if model.program.mtp.is_some() { limits.prefill_chunk + limits.window_max + 2 } else { 0 }
+fn hidden_rows(program: &Program, limits: &Limits) -> usize {
+    if program.mtp.is_some() { limits.prefill_chunk + limits.window_max + 2 } else { 0 }
 }
 
 fn elapsed_ns(since: Instant) -> u64 {

@@ -17,9 +17,8 @@ pub struct Mixture {
 }
 
 impl Mixture {
-    /// Bytes of [`Self::new`].
-    pub fn bytes_for(model: &Model, rows: usize) -> usize {
-        let program = &model.program;
+    /// Bytes of [`Self::new`] for a model with this program.
+    pub fn bytes_for(program: &Program, rows: usize) -> usize {
         let routes = rows.saturating_mul(used(program)).saturating_mul(size_of::<Route>());
         let bytes = |op: &ExpertsOp| {
             let (k, n) = dims(program, op);

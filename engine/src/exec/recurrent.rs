@@ -3,10 +3,12 @@
 //! What is kept per sequence has one shape for all kinds (`engine_kernels::ops::history`), so that fold, reset, fork and
 //! checkpoint are written once; only the step of a layer differs.
 
+use std::ops::Add as _;
+
 use engine_kernels::ops::delta_net::{self, DeltaInputs, DeltaScratch, DeltaWeights, delta_net};
 use engine_kernels::ops::delta_state::DeltaLayer;
 use engine_kernels::ops::dilated_conv::{self, ConvLayer, ConvWeights, dilated_conv};
-use engine_kernels::ops::history::{History, StateSegment};
+use engine_kernels::ops::history::{History, HistoryBytes, StateSegment};
 use engine_kernels::ops::mamba2::{self, Mamba2Scratch, Mamba2Tensors, Mamba2Weights, mamba2};
 use engine_kernels::ops::mamba2_state::Mamba2Layer;
 use engine_kernels::{Isa, Pool};
@@ -79,13 +81,40 @@ pub struct Recurrent {
 
 impl Recurrent {
     /// Bytes of the states of [`Self::new`].
-    pub fn bytes_for(geometry: &[RecurrentGeometry], limits: &Limits) -> usize {
+    pub fn history_bytes(geometry: &[RecurrentGeometry], limits: &Limits) -> HistoryBytes {
         let layer = |g: &RecurrentGeometry| match g {
             RecurrentGeometry::Delta(g) => g.dims.layer_bytes(limits.slots, limits.window_max),
             RecurrentGeometry::Mamba2(g) => g.dims.layer_bytes(limits.slots, limits.window_max),
             RecurrentGeometry::Convolution(g) => g.dims.layer_bytes(limits.slots, limits.window_max),
         };
-        geometry.iter().map(layer).fold(0, usize::saturating_add)
+        geometry.iter().map(layer).fold(HistoryBytes::default(), HistoryBytes::add)
+    }
+
+    /// Bytes of the small weights of [`Self::new`].
+    pub fn weight_bytes(geometry: &[RecurrentGeometry]) -> usize {
+        let layer = |g: &RecurrentGeometry| match g {
+            RecurrentGeometry::Delta(g) => DeltaWeights::bytes_for(&g.dims),
+            RecurrentGeometry::Mamba2(g) => Mamba2Weights::bytes_for(&g.dims),
+            RecurrentGeometry::Convolution(g) => ConvWeights::bytes_for(&g.dims),
+        };
+        geometry.iter().map(layer).sum()
+    }
+
+    /// Bytes of the memory of passes, after the largest.
+    pub fn scratch_bytes(geometry: &[RecurrentGeometry], limits: &Limits) -> usize {
+        let (mut delta, mut mamba2) = (0, 0);
+        for g in geometry {
+            match g {
+                RecurrentGeometry::Delta(g) => delta = delta.max(DeltaScratch::bytes_for(&g.dims, limits.step_rows)),
+                RecurrentGeometry::Mamba2(g) => {
+                    // The log of every slot may be as long as a window is wide.
+                    let steps = limits.step_rows + limits.slots * limits.window_max;
+                    mamba2 = mamba2.max(Mamba2Scratch::bytes_for(&g.dims, steps));
+                }
+                RecurrentGeometry::Convolution(_) => {}
+            }
+        }
+        delta + mamba2
     }
 
     /// Empty sequences in all slots.

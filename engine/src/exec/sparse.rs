@@ -6,8 +6,9 @@ use engine_kernels::ops::block_select::{Selection, select_blocks};
 use engine_kernels::ops::index_keys::{IndexCache, IndexGeometry, IndexScratch, Pooling};
 use engine_kernels::ops::sparse_attention::sparse_attention;
 
+use crate::limits::Limits;
 use crate::model::Model;
-use crate::model::program::{BufferId, Program};
+use crate::model::program::{BufferId, IndexLayer, Program};
 
 use super::machine::{Batch, Machine};
 
@@ -23,6 +24,20 @@ impl Sparse {
     /// Bytes of the keys of [`Self::new`].
     pub fn bytes_for(program: &Program, pages: usize) -> usize {
         IndexCache::bytes_for(&geometries(program), pages)
+    }
+
+    /// Bytes of the memory of choices, after the largest.
+    pub fn scratch_bytes(program: &Program, limits: &Limits) -> usize {
+        let n_rot = program.rope.map_or(0, |rope| rope.n_rot);
+        let layer = |layer: &IndexLayer| {
+            let IndexGeometry { ratio, .. } = layer.geometry;
+            Selection::bytes_for(limits.step_rows, limits.context, ratio).saturating_add(IndexScratch::bytes_for(
+                layer.geometry,
+                limits.step_rows,
+                n_rot,
+            ))
+        };
+        program.index.iter().map(layer).max().unwrap_or(0)
     }
 
     /// For `pages` pages; empty for a model without an indexer.

@@ -12,7 +12,7 @@ use super::conventions::Conventions;
 use super::error::ModelError;
 use super::plan::{FileView, MtpStatus, Plan};
 use super::program::{MatrixId, Program, VectorId};
-use super::tensors::{Inventory, Slabs, Source};
+use super::tensors::{Inventory, Slabs, Source, WantedMatrix};
 
 /// Whether matrices are copied into the kernels' own layout. Results are the same bits either way.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -65,6 +65,11 @@ impl Weights {
         &self.vectors[id.index()]
     }
 
+    /// All stacks, in order of their ids.
+    pub fn stacks(&self) -> impl Iterator<Item = &[Matrix]> {
+        self.start.windows(2).map(|w| &self.matrices[w[0]..w[1]])
+    }
+
     /// Bytes that one pass over all matrices reads.
     pub fn bytes(&self) -> u64 {
         self.matrices.iter().map(|m| m.bytes() as u64).sum()
@@ -90,13 +95,21 @@ pub struct Model {
     pub files: FileWatch,
 }
 
-impl Model {
-    /// Loads `model`, with the MTP block of `draft` if given.
+/// A model as far as its metadata and tensor directory tell; no data of its tensors has been read.
+#[derive(Clone, Debug)]
+pub struct Planned {
+    /// Hyperparameters.
+    pub config: Config,
+    /// Operations, and the tensors they want.
+    pub plan: Plan,
+}
+
+impl Planned {
+    /// Plans `model`, with the MTP block of `draft` if given.
     ///
     /// # Errors
-    /// [`ModelError`]: the first contradiction of the metadata, or everything that is wrong with the tensors; or a file
-    /// that was written meanwhile.
-    pub fn load(model: &ModelFile, draft: Option<&ModelFile>, options: LoadOptions) -> Result<Self, ModelError> {
+    /// [`ModelError`]: the first contradiction of the metadata, or everything that is wrong with the tensor directory.
+    pub fn new(model: &ModelFile, draft: Option<&ModelFile>, options: LoadOptions) -> Result<Self, ModelError> {
         let config = Config::read(model.meta())?;
         let draft_config = draft.map(|d| Config::read(d.meta())).transpose()?;
         let tensors = Inventory::new(model.tensors());
@@ -109,16 +122,47 @@ impl Model {
         };
         let view = FileView { path: &path, config: &config, tensors: &tensors };
         let plan = Plan::new(view, draft_view, options.strict, options.conventions)?;
+        Ok(Self { config, plan })
+    }
+
+    /// Plans a sidecar without the model that it drafts for, to be sized and described.
+    ///
+    /// # Errors
+    /// As [`Self::new`]; a file that is no sidecar.
+    pub fn sidecar(file: &ModelFile, options: LoadOptions) -> Result<Self, ModelError> {
+        let config = Config::read(file.meta())?;
+        let tensors = Inventory::new(file.tensors());
+        let view = FileView { path: &file.name(), config: &config, tensors: &tensors };
+        let plan = Plan::sidecar(view, options.conventions)?;
+        Ok(Self { config, plan })
+    }
+
+    /// Reads the weights from the files that were planned.
+    ///
+    /// # Errors
+    /// [`ModelError`]: what is wrong with the data, or a file that was written meanwhile.
+    pub fn load(self, model: &ModelFile, draft: Option<&ModelFile>, repack: Repack) -> Result<Model, ModelError> {
+        let Self { config, plan } = self;
         let file = |from: Source| match (from, draft) {
             (Source::Draft, Some(draft)) => draft,
             _ => model,
         };
-        let (matrices, start) = matrices(&plan, file, options.repack)?;
+        let (matrices, start) = matrices(&plan, file, repack)?;
         let weights = Weights { matrices, start, vectors: vectors(&plan, file)? };
         let files = FileWatch::of(std::iter::once(model).chain(draft));
         files.check()?;
         let Plan { program, vocab, mtp, unexpected, .. } = plan;
-        Ok(Self { config, program, weights, vocab, mtp, unexpected, files })
+        Ok(Model { config, program, weights, vocab, mtp, unexpected, files })
+    }
+}
+
+impl Model {
+    /// Loads `model`, with the MTP block of `draft` if given.
+    ///
+    /// # Errors
+    /// As [`Planned::new`] and [`Planned::load`].
+    pub fn load(model: &ModelFile, draft: Option<&ModelFile>, options: LoadOptions) -> Result<Self, ModelError> {
+        Planned::new(model, draft, options)?.load(model, draft, options.repack)
     }
 }
 
@@ -146,24 +190,34 @@ fn matrices<'a>(
         }
         start.push(out.len());
     }
+    let counts = repacked(plan, repack);
+    let slabs = plan.matrices.iter().zip(counts).flat_map(|(want, n)| (0..want.slabs.count).map(move |slab| slab < n));
+    let mut chosen: Vec<&mut Matrix> =
+        out.iter_mut().zip(slabs).filter(|(_, chosen)| *chosen).map(|(m, _)| m).collect();
+    Matrix::repack_all(&mut chosen);
+    Ok((out, start))
+}
+
+/// How many slabs of each matrix of a plan are repacked, the first ones.
+pub fn repacked(plan: &Plan, repack: Repack) -> Vec<usize> {
     let mut room = match repack {
         Repack::On => u64::MAX,
         Repack::Auto => AUTO_BYTES,
         Repack::Off => 0,
     };
     let multiplied = plan.program.multiplied();
-    let owner = plan.matrices.iter().enumerate().flat_map(|(i, want)| std::iter::repeat_n(i, want.slabs.count));
-    let mut chosen = Vec::new();
-    for (matrix, want) in out.iter_mut().zip(owner) {
-        let cost = matrix.panel_bytes() as u64;
+    let mut count = |(i, want): (usize, &WantedMatrix)| {
         // Rows of a table that is only looked up are read one at a time, straight from the file.
-        if cost <= room && multiplied.contains(&MatrixId(want as u32)) {
-            room -= cost;
-            chosen.push(matrix);
+        if !multiplied.contains(&MatrixId(i as u32)) {
+            return 0;
         }
-    }
-    Matrix::repack_all(&mut chosen);
-    Ok((out, start))
+        // All slabs cost the same: where one has no room, none behind it has.
+        let cost = Matrix::panel_bytes_of(want.quant, want.n, want.k) as u64;
+        let fit = (room / cost.max(1)).min(want.slabs.count as u64);
+        room -= fit * cost;
+        fit as usize
+    };
+    plan.matrices.iter().enumerate().map(&mut count).collect()
 }
 
 fn vectors<'a>(plan: &Plan, file: impl Fn(Source) -> &'a ModelFile) -> Result<Vec<Vec<f32>>, ModelError> {

@@ -47,6 +47,8 @@ pub struct Plan {
     pub mtp: MtpStatus,
     /// Tensors of the model, then of the draft file's block, that no operation reads.
     pub unexpected: Vec<String>,
+    /// The plan is of a sidecar without its target: tensors of [`Source::Model`] are in no file.
+    pub alone: bool,
 }
 
 impl Plan {
@@ -131,7 +133,48 @@ impl Plan {
             }
             .into());
         }
-        Ok(Self { program, matrices, vectors, vocab_rows, vocab, mtp: status, unexpected })
+        Ok(Self { program, matrices, vectors, vocab_rows, vocab, mtp: status, unexpected, alone: false })
+    }
+}
+
+impl Plan {
+    /// Plans a sidecar without its target: the block alone. What it borrows is asked of a model that is not there.
+    ///
+    /// # Errors
+    /// A file that is no sidecar, or whose block lacks tensors of its own.
+    pub fn sidecar(file: FileView<'_>, conventions: Conventions) -> Result<Self, ModelError> {
+        conventions.check(file.path, file.config)?;
+        refuse_scales(file)?;
+        sidecar::require(file)?;
+        let none = Inventory::new(&[]);
+        let mut b = Builder::new(file.config, conventions, Wants::new(&none, Some(file.tensors)));
+        let rows = file.config.tokens.map_or(1, |t| t.len);
+        let table = b.wants.matrix(Source::Model, "token_embd.weight", rows, file.config.d_model);
+        let head = b.wants.matrix(Source::Model, "output.weight", rows, file.config.d_model);
+        let mtp = block(&mut b, Source::Draft, file.config, (table, head));
+        let Builder { wants, buffers, kv, index, recurrent, config, .. } = b;
+        let Wants { matrices, vectors, mut report, .. } = wants;
+        report.missing.retain(|name| name.starts_with("blk."));
+        report.into_result(file.path, false)?;
+        let program = Program {
+            buffers: buffers.finish(),
+            trunk: Vec::new(),
+            hidden: mtp.hidden_in,
+            head_in: mtp.head_in,
+            head: mtp.head,
+            index,
+            ngrams: None,
+            mtp: Some(mtp),
+            kv,
+            recurrent,
+            rope: config.rope,
+            rope_factors: None,
+            norm_eps: config.norm_eps,
+        };
+        let asked = |name: &str| matrices.iter().any(|m| m.name == name) || vectors.iter().any(|v| v.name == name);
+        let unexpected = file.tensors.names().filter(|name| !asked(name)).map(str::to_owned).collect();
+        let mtp = MtpStatus::Sidecar;
+        Ok(Self { program, matrices, vectors, vocab_rows: rows, vocab: rows, mtp, unexpected, alone: true })
     }
 }
 

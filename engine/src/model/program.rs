@@ -203,13 +203,27 @@ impl Program {
         out
     }
 
+    /// Every operation that may be run: those of the trunk, then those of the MTP block, of which `fill` is a part.
+    pub fn ops(&self) -> impl Iterator<Item = &Op> {
+        self.trunk.iter().chain(self.mtp.iter().flat_map(|mtp| &mtp.block))
+    }
+
     /// The mixtures of experts of all operation lists.
     pub fn mixtures(&self) -> impl Iterator<Item = &ExpertsOp> {
-        let block = self.mtp.iter().flat_map(|mtp| &mtp.block);
-        self.trunk.iter().chain(block).filter_map(|op| match op {
+        self.ops().filter_map(|op| match op {
             Op::Experts(e) => Some(e),
             _ => None,
         })
+    }
+
+    /// Attention layers of the trunk: the first of [`Self::kv`], those that the MTP block does not write.
+    pub fn trunk_kv_len(&self) -> usize {
+        let block = self.mtp.iter().flat_map(|mtp| &mtp.block);
+        let written = block.filter_map(|op| match op {
+            Op::StoreKv { layer, .. } => Some(*layer),
+            _ => None,
+        });
+        written.min().unwrap_or(self.kv.len())
     }
 }
 

@@ -43,11 +43,11 @@ pub fn refuse(model: FileView<'_>) -> Result<(), ModelError> {
     Err(ModelError::Sidecar { file: model.path.to_owned(), arch: model.config.arch.name(), block: model.config.trunk })
 }
 
-/// A sidecar must be one NextN block of a model with the target's shape and vocabulary.
+/// A sidecar must be one NextN block and nothing else.
 ///
 /// # Errors
-/// [`ModelError::NotASidecar`], [`ModelError::Mismatch`].
-pub fn check(model: FileView<'_>, draft: FileView<'_>) -> Result<(), ModelError> {
+/// [`ModelError::NotASidecar`].
+pub fn require(draft: FileView<'_>) -> Result<(), ModelError> {
     let not = |reason: String| Err(ModelError::NotASidecar { file: draft.path.to_owned(), reason });
     if draft.config.nextn != 1 {
         return not(format!("its nextn_predict_layers is {}, expected 1", draft.config.nextn));
@@ -65,6 +65,15 @@ pub fn check(model: FileView<'_>, draft: FileView<'_>) -> Result<(), ModelError>
     if let Some(other) = draft.tensors.names().find(|n| n.starts_with("blk.") && !n.starts_with(&own)) {
         return not(format!("expected the tensors of {own}* alone, found {other} as well"));
     }
+    Ok(())
+}
+
+/// A sidecar's block must be of a model with the target's shape and vocabulary.
+///
+/// # Errors
+/// [`ModelError::NotASidecar`], [`ModelError::Mismatch`].
+pub fn check(model: FileView<'_>, draft: FileView<'_>) -> Result<(), ModelError> {
+    require(draft)?;
     let (draft_numbers, target_numbers) = (numbers(draft.config), numbers(model.config));
     for ((what, here), (_, there)) in draft_numbers.into_iter().zip(target_numbers) {
         if here != there {

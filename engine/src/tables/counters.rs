@@ -18,6 +18,12 @@ impl Counters {
         Self { window_max, report: vec![Self::zero(window_max); slots] }
     }
 
+    /// Bytes of [`Self::new`].
+    pub fn bytes_for(slots: usize, window_max: usize) -> usize {
+        let histograms = 2 * (window_max + 1) * size_of::<u64>() + window_max * size_of::<(u64, u64)>();
+        slots * (size_of::<Report>() + histograms)
+    }
+
     fn zero(window_max: usize) -> Report {
         Report {
             width_hist: vec![0; window_max + 1],

@@ -35,6 +35,12 @@ impl Outbox {
         }
     }
 
+    /// Bytes of [`Self::new`], and of three events of every slot that wait.
+    pub fn bytes_for(slots: usize) -> usize {
+        let delta = size_of::<Vec<TokenId>>() + size_of::<String>() + size_of::<Vec<TokenLogprob>>();
+        slots * (delta + 3 * size_of::<Event>())
+    }
+
     /// Whether events that nobody's stall bounds may still be queued.
     pub fn has_room(&self) -> bool {
         self.queue.len() < self.room

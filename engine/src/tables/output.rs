@@ -23,6 +23,11 @@ impl Outputs {
         Self { state: vec![Output::default(); slots], show_special: vec![false; slots] }
     }
 
+    /// Bytes of [`Self::new`]; what is held back of a text is a stop string at most.
+    pub fn bytes_for(slots: usize) -> usize {
+        slots * (size_of::<Output>() + size_of::<bool>())
+    }
+
     /// Starts a row.
     pub fn start(&mut self, slot: Slot, show_special: bool) {
         self.state[slot.index()].held.clear();

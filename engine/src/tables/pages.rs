@@ -38,6 +38,13 @@ impl Pages {
         }
     }
 
+    /// Bytes of [`Self::new`].
+    pub fn bytes_for(limits: &Limits) -> usize {
+        let blocks = limits.slots.saturating_mul(Limits::pages_for(limits.context));
+        let page = size_of::<u16>() + size_of::<PageId>();
+        limits.pages.saturating_mul(page).saturating_add(blocks.saturating_mul(size_of::<PageId>()))
+    }
+
     /// Pages of the pool.
     pub fn len(&self) -> usize {
         self.ref_count.len()

@@ -31,6 +31,11 @@ impl Plans {
         }
     }
 
+    /// Bytes of [`Self::new`].
+    pub fn bytes_for(slots: usize) -> usize {
+        slots * (3 * size_of::<u32>() + size_of::<[u32; BUCKETS]>() + size_of::<bool>())
+    }
+
     /// Forgets the last tick.
     pub fn clear(&mut self) {
         self.width.fill(0);

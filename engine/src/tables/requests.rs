@@ -121,6 +121,14 @@ impl Requests {
         }
     }
 
+    /// Bytes of [`Self::new`].
+    pub fn bytes_for(slots: usize) -> usize {
+        let hot = size_of::<Phase>() + 5 * size_of::<u32>() + 2 * size_of::<bool>() + size_of::<Speculation>();
+        let rules = size_of::<Sampling>() + size_of::<Stop>() + size_of::<Option<u32>>() + size_of::<Option<Finish>>();
+        let cold = size_of::<u32>() + size_of::<Ticket>() + rules + 5 * size_of::<u64>();
+        slots * (hot + cold + 2 * size_of::<Slot>())
+    }
+
     /// Rows in all.
     pub fn slots(&self) -> usize {
         self.phase.len()

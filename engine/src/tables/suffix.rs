@@ -42,7 +42,7 @@ pub struct Suffix {
 impl Suffix {
     /// Empty indices for `slots` histories of up to `context` tokens.
     pub fn new(slots: usize, context: usize) -> Self {
-        let bits = context.next_power_of_two().trailing_zeros().max(4);
+        let bits = bits(context);
         Self {
             context,
             bits,
@@ -53,6 +53,13 @@ impl Suffix {
             min: vec![1; slots],
             max: vec![1; slots],
         }
+    }
+
+    /// Bytes of [`Self::new`].
+    pub fn bytes_for(slots: usize, context: usize) -> usize {
+        let row = (1 << bits(context)) + context;
+        let columns = size_of::<u32>() + size_of::<Match>() + 2 * size_of::<u8>();
+        slots.saturating_mul(row * size_of::<u32>() + columns)
     }
 
     /// Empties a row's index: it belongs to a new request, whose shortest and longest matches are `min` and `max`.
@@ -172,6 +179,11 @@ impl Suffix {
         }
         if best.len < u32::from(self.min[s]) { Match::default() } else { best }
     }
+}
+
+/// log2 of the chains of a row.
+fn bits(context: usize) -> u32 {
+    context.next_power_of_two().trailing_zeros().max(4)
 }
 
 fn token_at(history: &[TokenId], prefix: &[TokenId], at: usize) -> TokenId {

@@ -61,6 +61,15 @@ impl Survival {
         }
     }
 
+    /// Bytes of [`Self::new`].
+    pub fn bytes_for(slots: usize) -> usize {
+        slots
+            * (size_of::<[Rate; MTP_TOKENS_MAX]>()
+                + size_of::<[Rate; BUCKETS]>()
+                + size_of::<bool>()
+                + size_of::<u32>())
+    }
+
     /// Forgets a row's evidence.
     pub fn reset(&mut self, slot: Slot) {
         self.mtp[slot.index()] = [Rate::default(); MTP_TOKENS_MAX];

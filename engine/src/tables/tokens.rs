@@ -17,6 +17,11 @@ impl Tokens {
         Self { context, token: vec![TokenId::NONE; slots * context] }
     }
 
+    /// Bytes of [`Self::new`].
+    pub fn bytes_for(slots: usize, context: usize) -> usize {
+        slots.saturating_mul(context).saturating_mul(size_of::<TokenId>())
+    }
+
     /// The first `len` tokens of a row.
     pub fn history(&self, slot: Slot, len: u32) -> &[TokenId] {
         let start = slot.index() * self.context;

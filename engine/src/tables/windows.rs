@@ -38,6 +38,11 @@ impl Windows {
         }
     }
 
+    /// Bytes of [`Self::new`].
+    pub fn bytes_for(slots: usize, window_max: usize) -> usize {
+        slots * (size_of::<Slot>() + 3 * size_of::<u32>() + (window_max + 1) * size_of::<TokenId>())
+    }
+
     /// Number of windows.
     pub fn len(&self) -> usize {
         self.slot.len()

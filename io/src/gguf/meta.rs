@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use super::types::ValueType;
 use crate::error::{Error, Result};
+use crate::heap;
 
 /// One metadata value.
 #[derive(Clone, Debug, PartialEq)]
@@ -97,6 +98,26 @@ impl<S: AsRef<[u8]>> FromIterator<S> for StrArray {
     }
 }
 
+impl Array {
+    fn heap_bytes(&self) -> usize {
+        match self {
+            Self::U8(v) => heap::vec(v),
+            Self::I8(v) => heap::vec(v),
+            Self::U16(v) => heap::vec(v),
+            Self::I16(v) => heap::vec(v),
+            Self::U32(v) => heap::vec(v),
+            Self::I32(v) => heap::vec(v),
+            Self::F32(v) => heap::vec(v),
+            Self::Bool(v) => heap::vec(v),
+            Self::Str(v) => heap::vec(&v.bytes) + heap::vec(&v.ends),
+            Self::Array(v) => heap::vec(v) + v.iter().map(Self::heap_bytes).sum::<usize>(),
+            Self::U64(v) => heap::vec(v),
+            Self::I64(v) => heap::vec(v),
+            Self::F64(v) => heap::vec(v),
+        }
+    }
+}
+
 impl Value {
     /// A string value.
     pub fn str(s: &str) -> Self {
@@ -124,6 +145,14 @@ impl Value {
             Self::U64(_) => ValueType::U64,
             Self::I64(_) => ValueType::I64,
             Self::F64(_) => ValueType::F64,
+        }
+    }
+
+    fn heap_bytes(&self) -> usize {
+        match self {
+            Self::Str(s) => heap::block(s.len()),
+            Self::Array(array) => array.heap_bytes(),
+            _ => 0,
         }
     }
 
@@ -236,6 +265,13 @@ impl Meta {
     /// Empty metadata of a file called `file` in messages.
     pub fn new(file: &str) -> Self {
         Self { file: file.into(), pairs: Vec::new(), index: HashMap::new() }
+    }
+
+    /// Heap bytes.
+    pub fn heap_bytes(&self) -> usize {
+        let key = |key: &String| 2 * heap::block(key.len());
+        let pairs = self.pairs.iter().map(|(k, value)| key(k) + value.heap_bytes()).sum::<usize>();
+        heap::vec(&self.pairs) + heap::map::<(String, usize)>(self.index.capacity()) + pairs
     }
 
     /// The file these keys come from.

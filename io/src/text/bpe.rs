@@ -6,6 +6,7 @@ use std::collections::{BinaryHeap, HashMap};
 use std::hash::{BuildHasherDefault, Hasher};
 
 use super::merge_queue::{Buckets, MergeQueue};
+use crate::heap;
 
 /// Pairs of tokens that merge.
 #[derive(Clone, Debug, Default)]
@@ -52,6 +53,11 @@ impl Merges {
     /// Adds a pair; a pair that is there keeps its rank.
     pub fn insert(&mut self, left: u32, right: u32, rank: u32, result: u32) {
         self.pair.entry(key(left, right)).or_insert((rank, result));
+    }
+
+    /// Heap bytes.
+    pub(crate) fn heap_bytes(&self) -> usize {
+        heap::map::<(u64, (u32, u32))>(self.pair.capacity())
     }
 
     fn get(&self, left: u32, right: u32) -> Option<(u32, u32)> {

@@ -1,5 +1,7 @@
 //! Finds special tokens in text: a byte trie, then longest token first.
 
+use crate::heap;
+
 /// Matches the texts of special tokens.
 #[derive(Clone, Debug, Default)]
 pub struct Matcher {
@@ -48,6 +50,11 @@ impl Matcher {
             nodes[at].token.get_or_insert(token);
         }
         Self { nodes }
+    }
+
+    /// Heap bytes.
+    pub(crate) fn heap_bytes(&self) -> usize {
+        heap::vec(&self.nodes) + self.nodes.iter().map(|node| heap::vec(&node.edges)).sum::<usize>()
     }
 
     /// Every occurrence of a token that starts at `pos`, shortest first.

@@ -23,6 +23,7 @@ pub struct Tokenizer {
     chat_template: Option<String>,
     /// Whether some byte of valid UTF-8 has no token, so that text must be looked through first.
     gaps: bool,
+    checking_bytes: usize,
 }
 
 impl Tokenizer {
@@ -32,8 +33,19 @@ impl Tokenizer {
     /// Every inconsistency of the description, see [`TextError`].
     pub fn new(spec: VocabSpec) -> Result<Self, TextError> {
         let vocab = Vocab::new(&spec)?;
+        let checking_bytes = spec.checking_bytes();
         let gaps = (0..=0xF4u8).any(|b| !matches!(b, 0xC0 | 0xC1) && vocab.byte_token[usize::from(b)].is_none());
-        Ok(Self { vocab, chat_template: spec.chat_template, gaps })
+        Ok(Self { vocab, chat_template: spec.chat_template, gaps, checking_bytes })
+    }
+
+    /// Heap bytes of the tokenizer.
+    pub fn heap_bytes(&self) -> usize {
+        self.vocab.heap_bytes() + self.chat_template.as_ref().map_or(0, |text| text.capacity())
+    }
+
+    /// Heap bytes that [`Self::new`] took beside those and gave back.
+    pub fn checking_bytes(&self) -> usize {
+        self.checking_bytes
     }
 
     /// The vocabulary.

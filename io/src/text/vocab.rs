@@ -7,6 +7,7 @@ use super::bpe::Merges;
 use super::error::TextError;
 use super::special::Matcher;
 use super::split::Pre;
+use crate::heap;
 
 /// What a token is. Values as in `tokenizer.ggml.token_type`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
@@ -148,6 +149,10 @@ impl Pieces {
     /// The tokens that end a generation, ascending.
     pub fn ends(&self) -> impl Iterator<Item = u32> + '_ {
         (0..self.len() as u32).filter(|&id| self.is_end(id))
+    }
+
+    fn heap_bytes(&self) -> usize {
+        heap::vec(&self.bytes) + heap::vec(&self.start) + heap::vec(&self.flags)
     }
 
     fn push(&mut self, piece: &[u8], flags: u8) {
@@ -326,6 +331,27 @@ impl Vocab {
             user_defined,
             pieces,
         })
+    }
+}
+
+impl Vocab {
+    /// Heap bytes.
+    pub(crate) fn heap_bytes(&self) -> usize {
+        let whole = self.whole.keys().map(heap::vec).sum::<usize>();
+        let maps = heap::map::<(Vec<u8>, u32)>(self.whole.capacity()) + self.merges.heap_bytes();
+        let matchers = self.special.heap_bytes() + self.user_defined.heap_bytes();
+        self.pieces.heap_bytes() + heap::vec(&self.kinds) + whole + maps + matchers
+    }
+}
+
+impl VocabSpec {
+    /// Heap bytes of the description and of what [`Vocab::new`] builds beside the vocabulary to check it.
+    pub(crate) fn checking_bytes(&self) -> usize {
+        let texts = |list: &Vec<String>| heap::vec(list) + list.iter().map(|s| heap::block(s.len())).sum::<usize>();
+        let kinds = self.kinds.as_ref().map_or(0, heap::vec);
+        let by_text = heap::map::<(&str, u32)>(self.tokens.len());
+        let made = heap::map::<u32>(self.merges.len());
+        texts(&self.tokens) + texts(&self.merges) + kinds + by_text + made
     }
 }
 

@@ -47,6 +47,33 @@ pub struct AttentionScratch {
     partials: Vec<f32>,
 }
 
+impl AttentionScratch {
+    /// Bytes at most, after calls on `threads` workers for `heads` query heads over the KV heads of `geometry` and up
+    /// to `positions` positions.
+    pub fn bytes_for(threads: usize, geometry: KvGeometry, heads: usize, positions: usize) -> usize {
+        let group = heads / geometry.kv_heads;
+        let items = few(threads) - 1;
+        let queries = items.saturating_mul(rows_per_item(group) * group);
+        let floats = queries.saturating_mul(positions.div_ceil(SPLIT_TOKENS) * partial_len(geometry.head_dim));
+        if threads > 1 { floats.min(PARTIALS_MAX) * size_of::<f32>() } else { 0 }
+    }
+}
+
+/// Work items from which on every worker has enough without splits.
+fn few(threads: usize) -> usize {
+    2 * threads
+}
+
+/// Rows that a work item takes at most, for groups of query heads that share a KV head.
+fn rows_per_item(group: usize) -> usize {
+    (ITEM_QUERIES / group).max(1)
+}
+
+/// Floats of a partial result: a head's output, its greatest score and its sum.
+fn partial_len(head_dim: usize) -> usize {
+    head_dim + 2
+}
+
 /// `dst[r][h] = sum_t softmax_t(scale q[r][h] . k[t]) v[t]`, t up to the row's own position.
 ///
 /// q, dst: `[rows][heads][head_dim]`, `heads` a multiple of the layer's KV heads; query head h reads KV head
@@ -122,7 +149,7 @@ impl<E: Element> Call<'_, E> {
     }
 
     fn run(&self, pool: &Pool, isa: Isa, segments: &[Segment<'_>], scratch: &mut AttentionScratch, dst: &mut [f32]) {
-        let rows_per_item = (ITEM_QUERIES / self.group()).max(1);
+        let rows_per_item = rows_per_item(self.group());
         let mut items = Vec::new();
         for segment in segments {
             let mut start = segment.rows.start;
@@ -136,9 +163,9 @@ impl<E: Element> Call<'_, E> {
                 start = end;
             }
         }
-        let partial_len = self.head_dim + 2;
+        let partial_len = partial_len(self.head_dim);
         let partials: usize = items.iter().map(|item| item.rows.len() * self.group() * item.splits()).sum();
-        let few = items.len() < 2 * pool.threads() && items.iter().any(|item| item.splits() > 1);
+        let few = items.len() < few(pool.threads()) && items.iter().any(|item| item.splits() > 1);
         // One block per row and KV head: the heads of a group lie next to each other.
         let out = Blocks::new(dst, self.group() * self.head_dim);
         if pool.threads() > 1 && few && partials * partial_len <= PARTIALS_MAX {
@@ -155,7 +182,7 @@ impl<E: Element> Call<'_, E> {
 
     /// Splits are spread over the workers and merged afterwards, in the same order and with the same arithmetic.
     fn run_splits(&self, pool: &Pool, isa: Isa, items: &[Item<'_>], partials: &mut [f32], out: &Blocks<'_, f32>) {
-        let partial_len = self.head_dim + 2;
+        let partial_len = partial_len(self.head_dim);
         let mut tasks = Vec::new();
         let mut first_task = Vec::new();
         let mut partial = 0;

@@ -67,6 +67,13 @@ impl Selection {
         out
     }
 
+    /// Bytes after the largest batch: `rows` rows at the end of `positions` positions in blocks of `ratio`.
+    pub fn bytes_for(rows: usize, positions: usize, ratio: usize) -> usize {
+        let mask = positions.div_ceil(PAGE_TOKENS) * size_of::<u16>();
+        let row = mask + size_of::<SparseRow>();
+        rows.saturating_mul(row).saturating_add(size_of::<f32>() * scores_len(positions / ratio))
+    }
+
     /// Per page from the start of the row's sequence: a bit per allowed position.
     pub fn mask(&self, row: &SparseRow) -> &[u16] {
         &self.mask[row.mask.clone()]
@@ -110,8 +117,8 @@ pub fn select_blocks(
     }
     for rows in sparse.chunks(SCORE_ROWS) {
         let most = rows.iter().map(|row| (row.position + 1) / ratio).max().unwrap_or(0);
-        let pieces = most.div_ceil(PIECE_BLOCKS);
-        scores.resize(SCORE_ROWS * pieces * PIECE_BLOCKS, 0.0);
+        let pieces = pieces(most);
+        scores.resize(scores_len(most), 0.0);
         let parts = Blocks::new(scores, PIECE_BLOCKS);
         pool.split(rows.len() * pieces, 1, |range| {
             for item in range {
@@ -139,6 +146,16 @@ pub fn select_blocks(
             }
         });
     }
+}
+
+/// Pieces that the scores of `blocks` blocks are cut into.
+fn pieces(blocks: usize) -> usize {
+    blocks.div_ceil(PIECE_BLOCKS)
+}
+
+/// Scores that are held at once where a row sees up to `blocks` blocks.
+fn scores_len(blocks: usize) -> usize {
+    SCORE_ROWS * pieces(blocks) * PIECE_BLOCKS
 }
 
 /// Scores of some blocks for one row.

@@ -52,6 +52,11 @@ impl DeltaWeights {
         assert_eq!(norm.len(), dims.value_dim, "output norm");
         Self { conv: by_tap(conv, channels, taps), a: a.to_vec(), dt: dt.to_vec(), norm: norm.to_vec() }
     }
+
+    /// Bytes of [`Self::new`].
+    pub fn bytes_for(dims: &DeltaDims) -> usize {
+        size_of::<f32>() * (dims.channels() * dims.conv_taps + 2 * dims.value_heads + dims.value_dim)
+    }
 }
 
 /// The projections of one layer, all `[rows][...]`.
@@ -76,6 +81,19 @@ pub struct DeltaScratch {
     gates: Vec<f32>,
 }
 
+impl DeltaScratch {
+    /// Bytes after a batch of `rows` rows.
+    pub fn bytes_for(dims: &DeltaDims, rows: usize) -> usize {
+        let (mixed, gates) = row_lens(dims);
+        size_of::<f32>() * rows * (mixed + gates)
+    }
+}
+
+/// Elements of a row of [`DeltaScratch::mixed`] and [`DeltaScratch::gates`].
+fn row_lens(dims: &DeltaDims) -> (usize, usize) {
+    (dims.channels(), 2 * dims.value_heads)
+}
+
 /// `dst[r] = rms(o[r]; norm) * gate(z[r])`, `[rows][value_heads * value_dim]`, and the state moved on.
 /// Rows in no segment are left as they are.
 ///
@@ -98,8 +116,9 @@ pub fn delta_net(
     let (channels, heads) = (dims.channels(), dims.value_heads);
     let rows = inputs.qkv.len() / channels;
     // Every element that is read is written before: rows of segments by `mix`, and no others are read.
-    scratch.mixed.resize(rows * channels, 0.0);
-    scratch.gates.resize(rows * 2 * heads, 0.0);
+    let (mixed_len, gates_len) = row_lens(&dims);
+    scratch.mixed.resize(rows * mixed_len, 0.0);
+    scratch.gates.resize(rows * gates_len, 0.0);
 
     let order: Vec<(usize, usize)> =
         segments.iter().enumerate().flat_map(|(i, segment)| segment.rows.clone().map(move |row| (i, row))).collect();

@@ -7,7 +7,7 @@
 //!                                                  rows after the fold that may still be forgotten
 //! ```
 
-use super::history::{History, HistorySizes};
+use super::history::{History, HistoryBytes, HistorySizes};
 
 /// Which key head a value head uses.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -75,7 +75,7 @@ impl DeltaDims {
     }
 
     /// Bytes of a [`DeltaLayer`]; the largest number where it is larger.
-    pub fn layer_bytes(&self, slots: usize, log_capacity: usize) -> usize {
+    pub fn layer_bytes(&self, slots: usize, log_capacity: usize) -> HistoryBytes {
         self.sizes(log_capacity, &self.log_widths()).bytes(slots)
     }
 

@@ -15,7 +15,7 @@ use crate::cpu::pool::Pool;
 
 use super::exp::silu_lanes;
 use super::grain_rows;
-use super::history::{Columns, History, HistorySizes, StateSegment, add_product, by_tap};
+use super::history::{Columns, History, HistoryBytes, HistorySizes, StateSegment, add_product, by_tap};
 
 /// Shape of one layer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -30,7 +30,7 @@ pub struct ConvDims {
 
 impl ConvDims {
     /// Bytes of a [`ConvLayer`]; the largest number where it is larger.
-    pub fn layer_bytes(&self, slots: usize, log_capacity: usize) -> usize {
+    pub fn layer_bytes(&self, slots: usize, log_capacity: usize) -> HistoryBytes {
         self.sizes(log_capacity, &[self.channels]).bytes(slots)
     }
 
@@ -52,6 +52,11 @@ impl ConvWeights {
     pub fn new(dims: &ConvDims, conv: &[f32]) -> Self {
         assert_eq!(conv.len(), dims.channels * dims.taps, "convolution weights");
         Self { by_tap: by_tap(conv, dims.channels, dims.taps) }
+    }
+
+    /// Bytes of [`Self::new`].
+    pub fn bytes_for(dims: &ConvDims) -> usize {
+        size_of::<f32>() * dims.channels * dims.taps
     }
 }
 

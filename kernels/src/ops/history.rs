@@ -9,7 +9,7 @@
 //! Forgetting rows is the caller's cursor alone: it passes a shorter `log_len` next time. The log starts anew with
 //! every pass, because every pass folds what is left of it first.
 
-use std::ops::Range;
+use std::ops::{Add, Range};
 
 use crate::cpu::disjoint::Blocks;
 use crate::cpu::lanes::{LANES, Simd, Vector};
@@ -105,11 +105,48 @@ pub(super) struct HistorySizes<'a> {
 }
 
 impl HistorySizes<'_> {
-    /// Bytes for `slots`; the largest number where they are more.
-    pub(super) fn bytes(&self, slots: usize) -> usize {
-        let log_row: usize = self.widths.iter().sum();
-        let tail = self.tail_rows * self.widths[0];
-        slots.saturating_mul(4 * (self.state_len + tail + self.log_capacity * log_row))
+    /// Elements of one slot's raw inputs before the fold.
+    fn tail_len(&self) -> usize {
+        self.tail_rows * self.widths[0]
+    }
+
+    /// Elements of one slot's log of rows of `width`.
+    fn log_len(&self, width: usize) -> usize {
+        self.log_capacity * width
+    }
+
+    /// Bytes of a [`History`] of these sizes.
+    pub(super) fn bytes(&self, slots: usize) -> HistoryBytes {
+        let floats = |len: usize| slots.saturating_mul(len).saturating_mul(size_of::<f32>());
+        let log_len = self.widths.iter().map(|&width| self.log_len(width)).sum();
+        HistoryBytes {
+            state: floats(self.state_len + self.tail_len()),
+            log: floats(log_len),
+            saved: size_of::<f32>() * (self.state_len + self.tail_len()),
+        }
+    }
+}
+
+/// Bytes of what recurrent layers remember; the largest number where they are more.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct HistoryBytes {
+    /// Folded states and the raw inputs before them, of all slots.
+    pub state: usize,
+    /// Ingredients of the rows since, of all slots.
+    pub log: usize,
+    /// What [`History::save`] writes for one slot.
+    pub saved: usize,
+}
+
+impl Add for HistoryBytes {
+    type Output = Self;
+
+    fn add(self, other: Self) -> Self {
+        Self {
+            state: self.state.saturating_add(other.state),
+            log: self.log.saturating_add(other.log),
+            saved: self.saved.saturating_add(other.saved),
+        }
     }
 }
 
@@ -135,7 +172,7 @@ impl History {
         let log = |&width: &usize| RowLog {
             width,
             capacity: log_capacity,
-            rows: LazyZeros::new(slots * log_capacity * width),
+            rows: LazyZeros::new(slots * sizes.log_len(width)),
         };
         Self {
             state_len,
@@ -143,7 +180,7 @@ impl History {
             width: widths[0],
             log_capacity,
             state: LazyZeros::new(slots * state_len),
-            tail: LazyZeros::new(slots * tail_rows * widths[0]),
+            tail: LazyZeros::new(slots * sizes.tail_len()),
             tail_start: vec![0; slots],
             logs: widths.iter().map(log).collect(),
             logged: vec![0; slots],

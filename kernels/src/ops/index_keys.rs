@@ -62,6 +62,15 @@ pub struct IndexScratch {
     rope: RopeTable,
 }
 
+impl IndexScratch {
+    /// Bytes after the largest batch of `rows` rows, for heads with `n_rot` elements that rotate.
+    pub fn bytes_for(geometry: IndexGeometry, rows: usize, n_rot: usize) -> usize {
+        let blocks = rows.div_ceil(geometry.ratio);
+        let block = size_of::<(usize, usize)>() + size_of::<u32>() + geometry.dim * size_of::<f32>();
+        blocks * block + RopeTable::bytes_for(n_rot, blocks)
+    }
+}
+
 /// What turns the mean of a block's raw keys into its pooled key.
 #[derive(Clone, Copy)]
 pub struct Pooling<'a> {

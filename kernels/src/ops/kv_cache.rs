@@ -23,6 +23,14 @@ pub enum KvType {
 }
 
 impl KvType {
+    /// Its name in flags.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::F32 => "f32",
+            Self::F16 => "f16",
+        }
+    }
+
     /// Bytes of one value.
     pub fn bytes(self) -> usize {
         match self {

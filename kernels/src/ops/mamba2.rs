@@ -82,6 +82,11 @@ impl Mamba2Weights {
             norm: norm.to_vec(),
         }
     }
+
+    /// Bytes of [`Self::new`].
+    pub fn bytes_for(dims: &Mamba2Dims) -> usize {
+        size_of::<f32>() * (dims.channels() * (dims.conv_taps + 1) + 3 * dims.heads + dims.inner())
+    }
 }
 
 /// Buffers kept between calls; a step is an accepted row of a log or a row of the batch, segment by segment.
@@ -91,6 +96,19 @@ pub struct Mamba2Scratch {
     mixed: Vec<f32>,
     /// `[steps][2][heads]`: time step, decay.
     gates: Vec<f32>,
+}
+
+impl Mamba2Scratch {
+    /// Bytes after a batch of `steps` steps.
+    pub fn bytes_for(dims: &Mamba2Dims, steps: usize) -> usize {
+        let (mixed, gates) = step_lens(dims);
+        size_of::<f32>() * steps * (mixed + gates)
+    }
+}
+
+/// Elements of a step of [`Mamba2Scratch::mixed`] and [`Mamba2Scratch::gates`].
+fn step_lens(dims: &Mamba2Dims) -> (usize, usize) {
+    (dims.channels(), 2 * dims.heads)
 }
 
 /// A segment, and where its steps stand in the scratch.
@@ -132,8 +150,9 @@ pub fn mamba2(
         steps.extend((0..segment.steps()).map(|t| (place, t)));
     }
     // Every element that is read is written before.
-    scratch.mixed.resize(steps.len() * dims.channels(), 0.0);
-    scratch.gates.resize(steps.len() * 2 * dims.heads, 0.0);
+    let (mixed_len, gates_len) = step_lens(&dims);
+    scratch.mixed.resize(steps.len() * mixed_len, 0.0);
+    scratch.gates.resize(steps.len() * gates_len, 0.0);
     {
         let mixed = Blocks::new(&mut scratch.mixed, dims.channels());
         let gates = Blocks::new(&mut scratch.gates, 2 * dims.heads);

@@ -8,7 +8,7 @@
 //! ```
 //! The log holds inputs alone: convolving an accepted row once more costs little beside the sweep over the state.
 
-use super::history::{History, HistorySizes};
+use super::history::{History, HistoryBytes, HistorySizes};
 
 /// Shape of one Mamba2 layer.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -59,7 +59,7 @@ impl Mamba2Dims {
     }
 
     /// Bytes of a [`Mamba2Layer`]; the largest number where it is larger.
-    pub fn layer_bytes(&self, slots: usize, log_capacity: usize) -> usize {
+    pub fn layer_bytes(&self, slots: usize, log_capacity: usize) -> HistoryBytes {
         self.sizes(log_capacity, &self.log_widths()).bytes(slots)
     }
 

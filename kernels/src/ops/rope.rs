@@ -40,6 +40,13 @@ pub struct RopeTable {
     pairs: usize,
 }
 
+impl RopeTable {
+    /// Bytes for `rows` rows of heads with `n_rot` elements that rotate.
+    pub fn bytes_for(n_rot: usize, rows: usize) -> usize {
+        2 * size_of::<f32>() * rows * (n_rot / 2)
+    }
+}
+
 impl Rope {
     /// Fills the table for rows at these positions.
     ///

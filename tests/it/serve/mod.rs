@@ -1,11 +1,11 @@
 //! The server through its sockets: a scripted engine for what is about HTTP, the built-in model for the rest.
 
-mod client;
+pub mod client;
 mod errors;
 mod fake;
 mod framing;
 mod model_files;
-mod process;
+pub mod process;
 mod real;
 mod slow;
 mod streaming;

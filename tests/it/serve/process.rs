@@ -82,7 +82,7 @@ impl Drop for Running {
 }
 
 /// Runs to the end; exit code, stdout, stderr.
-fn run(flags: &[&str]) -> (Option<i32>, String, String) {
+pub fn run(flags: &[&str]) -> (Option<i32>, String, String) {
     let output = Command::new(program("engine-serve")).args(flags).output().unwrap();
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     (output.status.code(), text(&output.stdout), text(&output.stderr))

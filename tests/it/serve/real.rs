@@ -25,7 +25,7 @@ impl Real {
         let words = std::iter::once("engine-serve").chain(flags.split_whitespace()).map(Into::into);
         let args = LowArgs::parse_line(words).unwrap().resolve().unwrap();
         let files = start::open(&args).unwrap();
-        let context = args.context(start::context_train(&files).unwrap());
+        let context = args.low.size.context(start::context_train(&files).unwrap());
         let mut server = Server::start(Config::local(0, context)).unwrap();
         let (parts, engine) = start::load(&args, files).unwrap();
         server.serve(parts).unwrap();

@@ -1,0 +1,247 @@
+//! The memory of a whole process: what the engine plans for itself, and what stands around it. Written down before any
+//! weight is read; `engine-pack inspect` prints it and `engine-serve` holds it against `--memory-limit`.
+
+use std::fmt::Write as _;
+
+use engine::exec::ExecOptions;
+use engine::limits::{Limits, LimitsError};
+use engine::memory::{FileSize, Held, Memory, Part, Place};
+use engine::model::load::{Planned, Repack};
+use engine::tick::Thread;
+use engine_io::ModelFile;
+use engine_io::text::{TemplateLimits, Tokenizer};
+
+use crate::serve::{Bounds, limits};
+
+/// Stack of a thread where `RUST_MIN_STACK` does not say. Source: Rust's `std::thread`, "Stack size".
+const STACK_BYTES: usize = 2 << 20;
+/// Threads beside the schedule's and the workers: front, text, signals, and the one that watches files.
+const OTHER_THREADS: usize = 4;
+
+/// What memory depends on.
+pub struct Subject<'a> {
+    /// The model, or a sidecar alone.
+    pub file: &'a ModelFile,
+    /// Its weights lie in the program itself.
+    pub built_in: bool,
+    /// The MTP sidecar.
+    pub draft: Option<&'a ModelFile>,
+    /// What is to be loaded.
+    pub planned: &'a Planned,
+    /// `None` for a file without one that can be used.
+    pub tokenizer: Option<&'a Tokenizer>,
+}
+
+/// How it is to be run.
+#[derive(Clone, Debug)]
+pub struct Setting {
+    /// Which matrices are copied.
+    pub repack: Repack,
+    /// Capacities.
+    pub limits: Limits,
+    /// Arithmetic and workers.
+    pub options: ExecOptions,
+    /// Bounds of the front.
+    pub bounds: Bounds,
+}
+
+/// Everything a server of `subject` holds.
+///
+/// # Errors
+/// Limits that contradict each other.
+pub fn plan(subject: &Subject<'_>, setting: &Setting) -> Result<Memory, LimitsError> {
+    let Subject { file, built_in, draft, planned, tokenizer } = *subject;
+    let Setting { repack, ref limits, ref options, ref bounds } = *setting;
+    let size = |name, file: &ModelFile, in_program: bool| FileSize {
+        name,
+        bytes: file.file_bytes() as usize,
+        held: if in_program || file.shards().iter().all(|s| s.mapped) { Held::File } else { Held::Memory },
+    };
+    let mut files = vec![size("model files", file, built_in)];
+    files.extend(draft.map(|draft| size("draft files", draft, false)));
+    let mut memory = Memory::of_plan(&planned.plan, &files, repack, limits, options)?;
+    if planned.plan.alone {
+        return Ok(memory);
+    }
+    let metadata = file.heap_bytes() + draft.map_or(0, ModelFile::heap_bytes);
+    memory.parts.push(Part::loading("metadata", metadata));
+    if let Some(tokenizer) = tokenizer {
+        memory.parts.extend([
+            Part::memory("tokenizer", tokenizer.heap_bytes()),
+            Part::loading("checks of the tokenizer", tokenizer.checking_bytes()),
+            Part::memory("token pieces", crate::open::pieces(tokenizer).heap_bytes()),
+        ]);
+    }
+    memory.parts.extend(front(limits, bounds));
+    memory.parts.push(Part::bound("thread stacks", (options.threads + Thread::COUNT + OTHER_THREADS) * STACK_BYTES));
+    Ok(memory)
+}
+
+/// What clients can make the front hold.
+fn front(engine: &Limits, bounds: &Bounds) -> [Part; 3] {
+    let connections = bounds.connections + limits::CONNECTIONS_RESERVED + limits::CONNECTIONS_TURNED_AWAY;
+    let connection = limits::HEAD_BYTES + limits::PIPELINE_BYTES + bounds.stream_buffer;
+    let bodies = limits::BODIES_BYTES.max(limits::body_bytes(engine.context));
+    let values = limits::JSON_VALUES * size_of::<serde_json::Value>();
+    [
+        Part::bound("connections", connections * connection),
+        Part::bound("answers being read", bounds.answers_bytes),
+        Part::bound("requests being read", bodies + values + TemplateLimits::default().output_bytes),
+    ]
+}
+
+/// `123456789` as `117.7 MiB`.
+pub fn human(bytes: usize) -> String {
+    const UNITS: [&str; 6] = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
+    let unit = (bytes.max(1).ilog2() as usize / 10).min(UNITS.len() - 1);
+    match unit {
+        0 => format!("{bytes} B"),
+        _ => format!("{:.1} {}", bytes as f64 / (1u64 << (10 * unit)) as f64, UNITS[unit]),
+    }
+}
+
+/// The table for people: a line for every room that is not empty, and sums.
+pub fn table(memory: &Memory) -> String {
+    let mut out = String::new();
+    let sections = [
+        (Held::Memory, "memory with all slots full"),
+        (Held::Loading, "before that, while loading"),
+        (Held::File, "mapped files, given back at need"),
+        (Held::Bound, "at most beyond that, at need"),
+    ];
+    for (held, title) in sections {
+        for part in memory.parts.iter().filter(|p| p.held == held && p.bytes > 0) {
+            let _ = writeln!(out, "  {:<40}{:>12}", part.name, human(part.bytes));
+        }
+        if memory.sum(held) > 0 {
+            let _ = writeln!(out, "{title:<42}{:>12}", human(memory.sum(held)));
+        }
+    }
+    out
+}
+
+/// Bytes of the weights that are read in the files.
+pub fn read_in_place(memory: &Memory) -> usize {
+    memory.tensors.iter().filter(|t| t.place == Place::File).map(|t| t.bytes).sum()
+}
+
+/// What would make `setting` fit into `most` bytes of memory, the least painful first: what each flag alone would have
+/// to be. `planned` is what `setting` takes now.
+pub fn advice(subject: &Subject<'_>, setting: &Setting, planned: &Memory, most: usize) -> Vec<String> {
+    let bytes = |setting: &Setting| plan(subject, setting).map_or(usize::MAX, |memory| memory.peak());
+    let mut out = Vec::new();
+    let mut offer = |flag: String, bytes: usize| {
+        let saved = planned.peak().saturating_sub(bytes);
+        if saved > 0 {
+            let fits = if bytes <= most { "fits" } else { "does not fit alone" };
+            out.push(format!("{flag} saves {}: {fits}", human(saved)));
+        }
+    };
+    let with_limits = |limits: Limits| Setting { limits, ..setting.clone() };
+    if setting.repack != Repack::Off {
+        offer("--repack off".to_owned(), bytes(&Setting { repack: Repack::Off, ..setting.clone() }));
+    }
+    let Limits { slots, context, .. } = setting.limits;
+    let of = |slots, context| with_limits(setting.limits.resized(slots, context));
+    let context_fit = largest(2, context, |context| bytes(&of(slots, context)) <= most).unwrap_or(2);
+    let slots_fit = largest(1, slots, |slots| bytes(&of(slots, context)) <= most).unwrap_or(1);
+    if context_fit < context {
+        offer(format!("--ctx-size {context_fit}"), bytes(&of(slots, context_fit)));
+    }
+    if slots_fit < slots {
+        offer(format!("--parallel {slots_fit}"), bytes(&of(slots_fit, context)));
+    }
+    if setting.options.kv_type == engine::exec::KvType::F32 {
+        let options = ExecOptions { kv_type: engine::exec::KvType::F16, ..setting.options };
+        offer("--kv-type f16".to_owned(), bytes(&Setting { options, ..setting.clone() }));
+    }
+    if subject.file.shards().iter().any(|s| !s.mapped) && !subject.built_in {
+        let file = subject.file.file_bytes() as usize + subject.draft.map_or(0, |d| d.file_bytes() as usize);
+        offer("mapping the file (no --no-mmap)".to_owned(), planned.peak().saturating_sub(file));
+    }
+    out
+}
+
+/// The largest number of `least..=most` that fits, if fitting ends once.
+fn largest(least: usize, most: usize, fits: impl Fn(usize) -> bool) -> Option<usize> {
+    if !fits(least) {
+        return None;
+    }
+    let (mut low, mut high) = (least, most);
+    while low < high {
+        let middle = high - (high - low) / 2;
+        if fits(middle) {
+            low = middle;
+        } else {
+            high = middle - 1;
+        }
+    }
+    Some(low)
+}
+
+/// Bytes of a flag: a number, and K, M or G for powers of 1000, or KiB, MiB or GiB for powers of 1024.
+///
+/// # Errors
+/// What is expected.
+pub fn parse_size(text: &str) -> Result<usize, String> {
+    let expected = || {
+        format!(
+            "{text:?} is no size: expected bytes above 0, such as 8589934592, or with a unit: 8GiB, 8192MiB, 8G \
+                 (K, M, G are powers of 1000; KiB, MiB, GiB of 1024)"
+        )
+    };
+    let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    let factor: usize = match text[digits..].trim_start().to_ascii_lowercase().as_str() {
+        "" | "b" => 1,
+        "k" | "kb" => 1000,
+        "m" | "mb" => 1_000_000,
+        "g" | "gb" => 1_000_000_000,
+        "kib" => 1 << 10,
+        "mib" => 1 << 20,
+        "gib" => 1 << 30,
+        _ => return Err(expected()),
+    };
+    let number: usize = text[..digits].parse().map_err(|_| expected())?;
+    number.checked_mul(factor).filter(|&bytes| bytes > 0).ok_or_else(expected)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_have_units() {
+        for (text, bytes) in [
+            ("1", 1),
+            ("12345B", 12345),
+            ("7k", 7000),
+            ("3M", 3_000_000),
+            ("2G", 2_000_000_000),
+            ("4KiB", 4096),
+            ("5 MiB", 5 << 20),
+            ("6gib", 6 << 30),
+        ] {
+            assert_eq!(parse_size(text), Ok(bytes), "{text}");
+        }
+        for text in
+            ["", "0", "0G", "-1", "1.5G", "G", "8Gi", "8T", "99999999999999999999", "99999999999G", "8GiBs", "0x10"]
+        {
+            let error = parse_size(text).unwrap_err();
+            assert!(error.contains(&format!("{text:?}")) && error.contains("8GiB"), "{error}");
+        }
+    }
+
+    #[test]
+    fn bytes_are_written_for_people() {
+        let texts = [0, 1023, 1024, 1536 << 10, usize::MAX].map(human);
+        assert_eq!(texts, ["0 B", "1023 B", "1.0 KiB", "1.5 MiB", "16384.0 PiB"]);
+    }
+
+    #[test]
+    fn the_largest_that_fits_is_found() {
+        for at in 3..20 {
+            assert_eq!(largest(3, 19, |n| n <= at), Some(at.min(19)));
+        }
+        assert_eq!(largest(3, 19, |_| false), None);
+    }
+}

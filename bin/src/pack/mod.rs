@@ -1,0 +1,3 @@
+//! Verbs of `engine-pack`: what a model file is, and what it needs.
+
+pub mod inspect;

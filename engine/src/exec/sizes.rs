@@ -1,0 +1,178 @@
+//! Sizes of everything an executor holds, from its program alone. Each is the structure's own `bytes_for`.
+
+use engine_kernels::ops::attention::AttentionScratch;
+use engine_kernels::ops::kv_cache::KvCache;
+use engine_kernels::ops::rope::RopeTable;
+use engine_kernels::{Product, Quant, scratch_bytes};
+
+use crate::limits::Limits;
+use crate::memory::Part;
+use crate::model::Model;
+use crate::model::plan::Plan;
+use crate::model::program::{BufferId, MatrixId, Op, Program};
+use crate::sample;
+
+use super::choose::LOGIT_ROWS;
+use super::cursors::Cursors;
+use super::moe::Mixture;
+use super::ngrams::Ngrams;
+use super::recurrent::Recurrent;
+use super::sparse::Sparse;
+use super::{ExecOptions, hidden_rows};
+
+/// What sizes depend on of one matrix, or of every matrix of a stack.
+#[derive(Clone, Copy)]
+struct Shape {
+    quant: Quant,
+    n: usize,
+    k: usize,
+    /// All of them are in panels.
+    repacked: bool,
+}
+
+/// The matrices of a program by their ids.
+pub struct Shapes(Vec<Shape>);
+
+impl Shapes {
+    /// Of a model that is not loaded. `panels`: per matrix, how many of its slabs will be repacked.
+    pub fn of_plan(plan: &Plan, panels: &[usize]) -> Self {
+        let shape = |(want, &panels): (&crate::model::tensors::WantedMatrix, &usize)| Shape {
+            quant: want.quant,
+            n: want.n,
+            k: want.k,
+            repacked: panels == want.slabs.count,
+        };
+        Self(plan.matrices.iter().zip(panels).map(shape).collect())
+    }
+
+    /// Of a loaded model.
+    pub fn of_model(model: &Model) -> Self {
+        let shape = |stack: &[engine_kernels::Matrix]| Shape {
+            quant: stack[0].quant(),
+            n: stack[0].n(),
+            k: stack[0].k(),
+            repacked: stack.iter().all(engine_kernels::Matrix::is_repacked),
+        };
+        Self(model.weights.stacks().map(shape).collect())
+    }
+
+    fn product(&self, id: MatrixId, rows: usize) -> Product {
+        let Shape { quant, n, k, repacked } = self.0[id.index()];
+        Product { quant, n, k, rows, repacked }
+    }
+}
+
+/// Bytes of what [`super::machine::Machine`] keeps for the logits of as many rows as are asked about at once.
+pub struct LogitSizes {
+    /// Rows.
+    pub rows: usize,
+    /// Floats of what the LM head reads.
+    pub head_in: usize,
+    /// Floats of the logits.
+    pub logits: usize,
+}
+
+impl LogitSizes {
+    /// For an LM head that reads rows of `width` and a head of `head_rows` outputs.
+    pub fn new(limits: &Limits, width: usize, head_rows: usize) -> Self {
+        let rows = LOGIT_ROWS.min(limits.step_rows);
+        Self { rows, head_in: rows * width, logits: rows * head_rows }
+    }
+}
+
+/// Everything but the weights.
+pub fn parts(program: &Program, shapes: &Shapes, vocab: usize, limits: &Limits, options: &ExecOptions) -> Vec<Part> {
+    let float = size_of::<f32>();
+    let rows = limits.step_rows;
+    let width = |buffer: BufferId| program.width(buffer);
+    let hidden_width = width(program.hidden);
+    let trunk_kv = &program.kv[..program.trunk_kv_len()];
+    let history = Recurrent::history_bytes(&program.recurrent, limits);
+    let saved = history.saved + if program.mtp.is_some() { float * hidden_width } else { 0 };
+    let head = shapes.0[program.head.index()];
+    let logits = LogitSizes::new(limits, width(program.head_in), head.n);
+
+    let ngrams = program.ngrams.as_ref().map_or(0, |hash| Ngrams::bytes_for(hash, limits));
+
+    let mut products = vec![shapes.product(program.head, logits.rows)];
+    products.extend(program.mtp.iter().map(|mtp| shapes.product(mtp.head, logits.rows)));
+    let mut attention = 0;
+    for op in program.ops() {
+        match *op {
+            Op::MatMul { src, ref outputs } => {
+                products.extend(outputs.iter().map(|&(id, _)| {
+                    let product = shapes.product(id, rows);
+                    Product { rows: rows * (width(src) / product.k.max(1)), ..product }
+                }));
+            }
+            // An expert may be chosen by every row.
+            Op::Experts(e) => {
+                products.extend(
+                    [e.gate, Some(e.up), Some(e.down)].into_iter().flatten().map(|id| shapes.product(id, rows)),
+                );
+            }
+            Op::Attention { layer, query, head_dim, .. } | Op::SparseAttention { layer, query, head_dim, .. } => {
+                let heads = width(query) / head_dim;
+                let bytes = AttentionScratch::bytes_for(options.threads, program.kv[layer], heads, limits.context);
+                attention = attention.max(bytes);
+            }
+            // These work in the row buffers, the caches and the scratch memory of their layers.
+            Op::Embed { .. }
+            | Op::RmsNorm { .. }
+            | Op::LayerNorm { .. }
+            | Op::Concat { .. }
+            | Op::RmsNormStreams { .. }
+            | Op::Repeat { .. }
+            | Op::Squash { .. }
+            | Op::Collapse { .. }
+            | Op::Combine { .. }
+            | Op::Ngrams { .. }
+            | Op::GateValues { .. }
+            | Op::Convolution { .. }
+            | Op::StoreIndex { .. }
+            | Op::AddBias { .. }
+            | Op::SplitGate { .. }
+            | Op::SplitColumns { .. }
+            | Op::Rope { .. }
+            | Op::StoreKv { .. }
+            | Op::DeltaNet { .. }
+            | Op::Mamba2 { .. }
+            | Op::SigmoidMul { .. }
+            | Op::SigmoidMulRows { .. }
+            | Op::ReluSquared { .. }
+            | Op::SiluMul { .. }
+            | Op::Add { .. } => {}
+        }
+    }
+    let buffers = program.buffers.iter().map(|b| float * b.width * rows).sum::<usize>();
+    let rope = program.rope.map_or(0, |rope| RopeTable::bytes_for(rope.n_rot, rows));
+    let mut out = vec![Part::memory("KV cache", KvCache::bytes_for(options.kv_type, trunk_kv, limits.pages))];
+    out.extend(mtp_parts(program, limits, options));
+    out.extend([
+        Part::memory("index keys", Sparse::bytes_for(program, limits.pages)),
+        Part::memory("recurrent states", history.state),
+        Part::memory("ingredient logs", history.log),
+        Part::memory("n-gram histories", ngrams),
+        Part::memory("checkpoints", limits.checkpoints.saturating_mul(saved)),
+        Part::memory("recurrent weights", Recurrent::weight_bytes(&program.recurrent)),
+        Part::memory("row buffers", buffers + rope),
+        Part::memory("logits", float * (logits.head_in + logits.logits)),
+        Part::memory("matmul scratch", scratch_bytes(options.activation, options.threads, &products)),
+        Part::memory("attention scratch", attention),
+        Part::memory("block choice scratch", Sparse::scratch_bytes(program, limits)),
+        Part::memory("recurrent scratch", Recurrent::scratch_bytes(&program.recurrent, limits)),
+        Part::memory("expert scratch", Mixture::bytes_for(program, rows)),
+        Part::memory("sampling", sample::Scratch::bytes_for(vocab)),
+    ]);
+    out
+}
+
+/// What an MTP block alone keeps of sequences; index keys, if it has any, are among those of [`parts`].
+pub fn mtp_parts(program: &Program, limits: &Limits, options: &ExecOptions) -> [Part; 2] {
+    let layers = &program.kv[program.trunk_kv_len()..];
+    let (rows, width) = (hidden_rows(program, limits), program.width(program.hidden));
+    [
+        Part::memory("KV cache of the MTP block", KvCache::bytes_for(options.kv_type, layers, limits.pages)),
+        Part::memory("hidden rows for the MTP block", Cursors::bytes_for(limits.slots, rows, width)),
+    ]
+}

@@ -1,0 +1,247 @@
+//! What is planned is what is taken: the planner against loaded models, and against a server at work.
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use engine::exec::ExecOptions;
+use engine::limits::Limits;
+use engine::memory::{FileSize, Held, Memory, Place};
+use engine::model::load::{LoadOptions, Planned, Repack};
+use engine_tests::fixtures::{fixture, smollm2_gguf};
+use engine_tests::memory::{Load, measure};
+use serde_json::Value;
+
+use crate::forward::open;
+use crate::serve::process::{Running, program, run};
+
+const MODELS: [&str; 5] = [
+    "llama-tiny/llama-tiny-Q8_0.gguf",
+    "qwen35-tiny/qwen35-tiny-Q8_0.gguf",
+    "qwen35moe-tiny/qwen35moe-tiny-Q8_0.gguf",
+    "nemotronh-tiny/nemotronh-tiny-Q8_0.gguf",
+    "qwen4exp-tiny/qwen4exp-tiny-F32.gguf",
+];
+const SIDECAR: &str = "qwen35-tiny/mtp-qwen35-tiny-Q8_0.gguf";
+
+fn planned_memory(planned: &Planned, repack: Repack, limits: &Limits) -> Memory {
+    let file = FileSize { name: "model files", bytes: 1000, held: Held::File };
+    Memory::of_plan(&planned.plan, &[file], repack, limits, &ExecOptions::default()).unwrap()
+}
+
+fn tensor_bytes(memory: &Memory, place: Place) -> usize {
+    memory.tensors.iter().filter(|t| t.place == place).map(|t| t.bytes).sum()
+}
+
+fn part(memory: &Memory, name: &str) -> usize {
+    memory.parts.iter().find(|p| p.name == name).unwrap_or_else(|| panic!("no {name}")).bytes
+}
+
+/// Weights by place, and everything that an executor adds, are those of the model once it is loaded.
+#[test]
+fn plans_are_what_is_loaded() {
+    let limits = Limits { checkpoints: 3, ..Limits::new(2, 300) };
+    for path in MODELS {
+        let Some(path) = fixture(path) else { continue };
+        let file = open(&path);
+        for repack in [Repack::On, Repack::Off] {
+            let planned = Planned::new(&file, None, LoadOptions { repack, ..LoadOptions::default() }).unwrap();
+            let memory = planned_memory(&planned, repack, &limits);
+            let model = planned.clone().load(&file, None, repack).unwrap();
+            let of = |repacked: bool| {
+                let all = model.weights.stacks().flatten().filter(|m| m.is_repacked() == repacked);
+                all.map(engine_kernels::Matrix::bytes).sum::<usize>()
+            };
+            let name = path.display();
+            assert_eq!(tensor_bytes(&memory, Place::Repacked), of(true), "{name} {repack:?}");
+            assert_eq!(tensor_bytes(&memory, Place::File), of(false), "{name} {repack:?}");
+            assert_eq!(of(true) > 0, repack == Repack::On, "{name}");
+            let floats: usize = planned.plan.vectors.iter().map(|v| 4 * v.len).sum();
+            assert_eq!(part(&memory, "small tensors"), floats, "{name}");
+            let executor = Memory::of_executor(&model, &limits, &ExecOptions::default()).unwrap();
+            for own in &executor.parts {
+                assert_eq!(part(&memory, own.name), own.bytes, "{name} {repack:?}: {}", own.name);
+            }
+        }
+    }
+}
+
+#[test]
+fn every_room_grows_with_what_it_holds() {
+    let Some(path) = fixture("qwen35-tiny/qwen35-tiny-Q8_0.gguf") else { return };
+    let planned = Planned::new(&open(&path), None, LoadOptions::default()).unwrap();
+    let base = Limits { checkpoints: 1, ..Limits::new(2, 320) };
+    let of = |limits: &Limits| planned_memory(&planned, Repack::Auto, limits);
+    let (one, twice) = (of(&base), of(&Limits { checkpoints: 1, ..Limits::new(4, 320) }));
+    let per_slot = [
+        "KV cache",
+        "KV cache of the MTP block",
+        "recurrent states",
+        "ingredient logs",
+        "hidden rows for the MTP block",
+        "token histories",
+        "suffix indices",
+        "request tables",
+    ];
+    for name in per_slot {
+        assert_eq!(part(&twice, name), 2 * part(&one, name), "{name}");
+    }
+    for name in ["row buffers", "logits", "matmul scratch", "checkpoints", "sampling"] {
+        assert_eq!(part(&twice, name), part(&one, name), "{name}");
+    }
+    let kept = of(&Limits { checkpoints: 5, ..base.clone() });
+    assert_eq!(part(&kept, "checkpoints"), 5 * part(&one, "checkpoints"));
+    let narrow = of(&Limits { window_max: 16, ..base.clone() });
+    assert_eq!(2 * part(&narrow, "ingredient logs"), part(&one, "ingredient logs"));
+    // 20 pages of 16 positions for each of 2 slots, 2 attention layers of 2 heads of 64, keys and values of 2 bytes.
+    let kv = &planned.plan.program.kv;
+    let position: usize = kv[..kv.len() - 1].iter().map(|g| 2 * 2 * g.kv_heads * g.head_dim).sum();
+    assert_eq!(part(&one, "KV cache"), 2 * 320 * position);
+    assert_eq!(one.peak(), one.sum(Held::Memory).max(one.sum(Held::Loading)));
+    assert_eq!(one.sum(Held::File), 1000);
+}
+
+/// A sidecar costs what it adds, and what it borrows costs nothing.
+#[test]
+fn a_sidecar_alone_can_be_sized() {
+    let (Some(target), Some(sidecar)) =
+        (fixture("qwen35-tiny/qwen35-tiny-nomtp-Q8_0-00001-of-00003.gguf"), fixture(SIDECAR))
+    else {
+        return;
+    };
+    let (target, sidecar) = (open(&target), open(&sidecar));
+    let load = LoadOptions { repack: Repack::Off, ..LoadOptions::default() };
+    let limits = Limits::new(2, 300);
+    let memory = |planned: Planned| planned_memory(&planned, Repack::Off, &limits);
+    let alone = memory(Planned::sidecar(&sidecar, load).unwrap());
+    let without = memory(Planned::new(&target, None, load).unwrap());
+    let with = memory(Planned::new(&target, Some(&sidecar), load).unwrap());
+    let added = |place| tensor_bytes(&with, place) - tensor_bytes(&without, place);
+    for place in [Place::File, Place::Floats] {
+        assert_eq!(tensor_bytes(&alone, place), added(place), "{place:?}");
+    }
+    for name in ["KV cache of the MTP block", "hidden rows for the MTP block"] {
+        assert!(part(&alone, name) > 0);
+        assert_eq!(part(&alone, name), part(&with, name), "{name}");
+    }
+    let borrowed: Vec<_> = alone.tensors.iter().filter(|t| t.place == Place::Borrowed).collect();
+    assert!(borrowed.iter().any(|t| t.name == "token_embd.weight") && borrowed.iter().all(|t| t.bytes == 0));
+    // A whole model is no sidecar, and a model is still asked for where a sidecar is given for one.
+    assert!(Planned::sidecar(&target, load).unwrap_err().to_string().contains("cannot be used as a draft model"));
+    assert!(Planned::new(&sidecar, None, load).unwrap_err().to_string().contains("MTP sidecar"));
+}
+
+/// Exit code, stdout, stderr.
+fn inspect(words: &[&str]) -> (Option<i32>, String, String) {
+    let output = Command::new(program("engine-pack")).arg("inspect").args(words).output().unwrap();
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    (output.status.code(), text(&output.stdout), text(&output.stderr))
+}
+
+fn report(words: &[&str]) -> Value {
+    let (code, out, error) = inspect(&[words, &["--json"]].concat());
+    assert_eq!(code, Some(0), "{error}");
+    serde_json::from_str(&out).unwrap_or_else(|e| panic!("{e}: {out}"))
+}
+
+#[test]
+fn inspect_tells_what_a_file_is() {
+    let built_in = report(&["-c", "1000", "-np", "2", "-t", "1"]);
+    assert_eq!((built_in["kind"].as_str(), built_in["architecture"].as_str()), (Some("model"), Some("qwen35")));
+    assert_eq!(built_in["head"]["from"], "own");
+    assert_eq!(built_in["vocabulary"]["tokens"], 2048);
+    assert_eq!((&built_in["setting"]["ctx_size"], &built_in["setting"]["parallel"]), (&1000.into(), &2.into()));
+    let memory = &built_in["memory"];
+    let parts = memory["parts"].as_array().unwrap();
+    let sum: u64 = parts.iter().filter(|p| p["held"] == "memory").map(|p| p["bytes"].as_u64().unwrap()).sum();
+    assert_eq!(memory["memory_bytes"], sum);
+    assert!(memory["tensors"].as_array().unwrap().iter().any(|t| t["name"] == "blk.0.ssm_a"));
+
+    let (code, text, _) = inspect(&[]);
+    assert_eq!(code, Some(0));
+    for said in
+        ["slipstream-tiny-coder", "2 x gated delta net, FFN 768", "the model's own", "KV cache", "memory with all"]
+    {
+        assert!(text.contains(said), "{said}: {text}");
+    }
+
+    if let Some(sidecar) = fixture(SIDECAR) {
+        let sidecar = report(&[sidecar.to_str().unwrap()]);
+        assert_eq!((sidecar["kind"].as_str(), sidecar["head"]["from"].as_str()), (Some("sidecar"), Some("alone")));
+        assert_eq!(sidecar["layers"].as_array().unwrap().len(), 1);
+    }
+    if let (Some(model), Some(sidecar)) =
+        (fixture("qwen35-tiny/qwen35-tiny-nomtp-Q8_0-00002-of-00003.gguf"), fixture(SIDECAR))
+    {
+        let (model, sidecar) = (model.to_str().unwrap(), sidecar.to_str().unwrap());
+        let alone = report(&[model]);
+        assert_eq!(alone["head"]["from"], "none");
+        assert!(alone["head"]["reason"].as_str().unwrap().contains("no blk.6.nextn"), "{}", alone["head"]);
+        assert_eq!(alone["shards"].as_array().unwrap().len(), 3);
+        let both = report(&[model, "--spec-draft-model", sidecar]);
+        assert_eq!(both["head"]["from"], "sidecar");
+    }
+}
+
+#[test]
+fn inspect_refuses_by_name() {
+    let (code, _, error) = inspect(&["no/such/file.gguf"]);
+    assert!(code == Some(3) && error.contains("no/such/file.gguf"), "{error}");
+    for usage in [&["--nonsense"][..], &["--parallel", "0"], &["--ctx-size", "1"], &["--kv-type", "f64"]] {
+        assert_eq!(inspect(usage).0, Some(2), "{usage:?}");
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("bad.gguf");
+    std::fs::write(&file, b"GGUF\x03\0\0\0").unwrap();
+    let (code, _, error) = inspect(&[file.to_str().unwrap()]);
+    assert!(code == Some(3) && error.contains("bad.gguf"), "{error}");
+}
+
+#[test]
+fn a_memory_limit_is_kept_before_anything_is_loaded() {
+    let sizes = ["--parallel", "4", "--threads", "2"];
+    let needed = |context: usize| {
+        let report = report(&[&sizes[..], &["--ctx-size", &context.to_string()]].concat());
+        report["memory"]["memory_bytes"].as_u64().unwrap() as usize
+    };
+    let limit = needed(4096) / 2;
+    let limit_text = limit.to_string();
+    let refused = [&sizes[..], &["--ctx-size", "4096", "--port", "0", "--memory-limit", &limit_text]].concat();
+    let (code, out, error) = run(&refused);
+    assert_eq!((code, out.as_str()), (Some(3), ""), "{error}");
+    for said in ["--memory-limit", "KV cache", "row buffers", "what would help", "--repack off saves", "--parallel "] {
+        assert!(error.contains(said), "{said}: {error}");
+    }
+    // What is said to fit does, and hardly more would.
+    let context =
+        error.lines().find_map(|line| line.trim().strip_prefix("--ctx-size ")?.split(' ').next()?.parse().ok());
+    let context: usize = context.unwrap_or_else(|| panic!("{error}"));
+    assert!(needed(context) <= limit && needed(context + 16) > limit, "{context}: {error}");
+    let context = context.to_string();
+    // `--threads 1` of the helper is what less is needed for.
+    Running::start_with(&["--parallel", "4", "--ctx-size", &context, "--memory-limit", &limit_text], Stdio::null());
+}
+
+/// The program at work takes what was planned.
+#[test]
+fn a_full_server_takes_what_was_planned() {
+    if !Path::new("/proc/self/status").exists() {
+        engine_tests::fixtures::skip("memory of a process", "no /proc");
+        return;
+    }
+    let Some(model) = smollm2_gguf() else { return };
+    let serve = program("engine-serve");
+    for repack in ["on", "off"] {
+        let load = Load {
+            programs: serve.parent().unwrap(),
+            model: Some(&model),
+            context: 640,
+            parallel: 2,
+            threads: 2,
+            flags: &["--repack", repack],
+        };
+        let found = measure(&load);
+        eprintln!("SmolLM2, --repack {repack}: {found:?}");
+        assert!(found.agrees(), "--repack {repack}: {found:?}");
+        assert!(found.resident >= found.anonymous, "{found:?}");
+    }
+}
