@@ -8,6 +8,7 @@ mod experts;
 mod generate;
 mod invariance;
 mod nemotron;
+mod qwen3next;
 mod qwen4exp;
 mod qwen4exp_refusals;
 mod refusals;

@@ -240,7 +240,10 @@ impl<'a> Builder<'a> {
                 value_dim: delta.head_dim,
                 conv_taps: delta.conv_taps,
                 eps: self.config.norm_eps,
-                head_map: HeadMap::Tiled,
+                head_map: match self.config.arch {
+                    Arch::Qwen3Next => HeadMap::Grouped,
+                    _ => HeadMap::Tiled,
+                },
                 output_gate: match self.config.arch {
                     Arch::Qwen4Exp => OutputGate::Sigmoid,
                     _ => OutputGate::Silu,

@@ -76,7 +76,7 @@ impl Plan {
         let mut b = Builder::new(model.config, conventions, Wants::new(model.tensors, draft.map(|d| d.tensors)));
         let Trunk { ops: trunk, hidden, head_in, head } = match model.config.arch {
             Arch::Llama => llama::trunk(&mut b),
-            Arch::Qwen35 | Arch::Qwen35Moe => qwen35::trunk(&mut b),
+            Arch::Qwen35 | Arch::Qwen35Moe | Arch::Qwen3Next => qwen35::trunk(&mut b),
             Arch::NemotronH | Arch::NemotronHMoe => nemotron_h::trunk(&mut b),
             Arch::Qwen4Exp => qwen4exp::trunk(&mut b),
         };

@@ -1,9 +1,10 @@
-//! `qwen35` and `qwen35moe`: gated delta net blocks with a gated attention block every few, then a gated FFN or experts.
+//! `qwen35`, `qwen35moe` and `qwen3next`: gated delta net blocks with a gated attention block every few, then a gated FFN
+//! or experts.
 //!
-//! Source: llama.cpp `src/models/qwen35.cpp`, `qwen35moe.cpp` and `delta-net-base.cpp`.
+//! Source: llama.cpp `src/models/qwen35.cpp`, `qwen35moe.cpp`, `qwen3next.cpp` and `delta-net-base.cpp`.
 
 use super::builder::{Builder, Place, Query};
-use super::config::Mixer;
+use super::config::{Arch, Mixer};
 use super::program::{BufferId, Op, Trunk};
 use super::tensors::Source;
 
@@ -97,14 +98,18 @@ pub fn delta_net(b: &mut Builder<'_>, ops: &mut Vec<Op>, prefix: &str, normed: B
     let mixed = b.buffers.get("delta_out", inner);
     let out = b.row("out");
     let mut matrix = |part: &str, n, k| b.wants.matrix(Source::Model, &format!("{prefix}.{part}.weight"), n, k);
-    let outputs = vec![
-        (matrix("attn_qkv", channels, d), qkv),
-        (matrix("attn_gate", inner, d), gate),
-        (matrix("ssm_alpha", heads, d), alpha),
-        (matrix("ssm_beta", heads, d), beta),
-    ];
+    let mut outputs = vec![(matrix("attn_qkv", channels, d), qkv), (matrix("attn_gate", inner, d), gate)];
     let output = matrix("ssm_out", d, inner);
+    // One matrix: per key head the betas of its value heads, then their alphas.
+    let both = (b.config.arch == Arch::Qwen3Next).then(|| b.buffers.get("delta_beta_alpha", 2 * heads));
+    match both {
+        Some(both) => outputs.push((matrix("ssm_ba", 2 * heads, d), both)),
+        None => outputs.extend([(matrix("ssm_alpha", heads, d), alpha), (matrix("ssm_beta", heads, d), beta)]),
+    }
     ops.push(Op::MatMul { src: normed, outputs });
+    if let Some(src) = both {
+        ops.push(Op::SplitGate { src, head_dim: heads / geometry.key_heads, query: beta, gate: alpha });
+    }
     ops.push(Op::DeltaNet { layer, qkv, gate, alpha, beta, dst: mixed });
     ops.push(Op::MatMul { src: mixed, outputs: vec![(output, out)] });
     out

@@ -56,7 +56,7 @@ pub struct ExpertFamily {
 }
 
 impl ExpertFamily {
-    /// `qwen35moe`.   Source: llama.cpp `src/models/qwen35moe.cpp`.
+    /// `qwen35moe`, `qwen3next`.   Source: llama.cpp `src/models/qwen35moe.cpp`, `qwen3next.cpp`.
     pub const QWEN35: Self = Self {
         gating: Gating::Softmax,
         norm: Some(true),

@@ -30,6 +30,8 @@ pub enum Arch {
     Qwen35,
     /// `qwen35moe`: the same with experts in every block.
     Qwen35Moe,
+    /// `qwen3next`: the same with value heads in the order of the checkpoint, and no position sections.
+    Qwen3Next,
     /// `nemotron_h`: Mamba2, attention and relu^2 FFN, each a block of its own.
     NemotronH,
     /// `nemotron_h_moe`: the same with experts for FFNs, and an optional MTP block.
@@ -40,8 +42,15 @@ pub enum Arch {
 
 impl Arch {
     /// All of them.
-    pub const ALL: [Self; 6] =
-        [Self::Llama, Self::Qwen35, Self::Qwen35Moe, Self::NemotronH, Self::NemotronHMoe, Self::Qwen4Exp];
+    pub const ALL: [Self; 7] = [
+        Self::Llama,
+        Self::Qwen35,
+        Self::Qwen35Moe,
+        Self::Qwen3Next,
+        Self::NemotronH,
+        Self::NemotronHMoe,
+        Self::Qwen4Exp,
+    ];
 
     /// The name in `general.architecture`, and the prefix of the architecture's keys.
     pub fn name(self) -> &'static str {
@@ -49,6 +58,7 @@ impl Arch {
             Self::Llama => "llama",
             Self::Qwen35 => "qwen35",
             Self::Qwen35Moe => "qwen35moe",
+            Self::Qwen3Next => "qwen3next",
             Self::NemotronH => "nemotron_h",
             Self::NemotronHMoe => "nemotron_h_moe",
             Self::Qwen4Exp => "qwen4exp",
@@ -59,7 +69,7 @@ impl Arch {
     pub fn has_mtp(self) -> bool {
         match self {
             Self::Llama | Self::NemotronH => false,
-            Self::Qwen35 | Self::Qwen35Moe | Self::NemotronHMoe | Self::Qwen4Exp => true,
+            Self::Qwen35 | Self::Qwen35Moe | Self::Qwen3Next | Self::NemotronHMoe | Self::Qwen4Exp => true,
         }
     }
 
@@ -72,7 +82,7 @@ impl Arch {
     fn experts(self) -> Option<ExpertFamily> {
         match self {
             Self::Llama | Self::Qwen35 | Self::NemotronH => None,
-            Self::Qwen35Moe => Some(ExpertFamily::QWEN35),
+            Self::Qwen35Moe | Self::Qwen3Next => Some(ExpertFamily::QWEN35),
             Self::NemotronHMoe => Some(ExpertFamily::NEMOTRON_H),
             Self::Qwen4Exp => Some(ExpertFamily::QWEN4EXP),
         }
@@ -211,7 +221,9 @@ impl Config {
         let kv_heads = kv_heads.unwrap_or_else(|| heads.clone());
         let (mixers, ffn) = match arch {
             Arch::Llama => (vec![Mixer::Attention; all], Self::ffn(keys, arch)?),
-            Arch::Qwen35 | Arch::Qwen35Moe | Arch::Qwen4Exp => (Self::mixers(keys)?, Self::ffn(keys, arch)?),
+            Arch::Qwen35 | Arch::Qwen35Moe | Arch::Qwen3Next | Arch::Qwen4Exp => {
+                (Self::mixers(keys)?, Self::ffn(keys, arch)?)
+            }
             Arch::NemotronH | Arch::NemotronHMoe => nemotron_h::blocks(keys, arch, &kv_heads)?,
         };
         let head_dim = Self::head_dim(keys, d_model, &heads)?;
@@ -246,6 +258,7 @@ impl Config {
 
         let rope = match arch {
             Arch::Llama => Some(RopeConfig::read(keys, head_dim, Pairing::Adjacent, false)?),
+            Arch::Qwen3Next => Some(RopeConfig::read(keys, head_dim, Pairing::Halves, false)?),
             Arch::Qwen35 | Arch::Qwen35Moe | Arch::Qwen4Exp => {
                 Some(RopeConfig::read(keys, head_dim, Pairing::Halves, true)?)
             }
