@@ -174,6 +174,9 @@ pub struct LowArgs {
     /// Drafts of the MTP block per step.
     #[arg(long, value_name = "N", default_value_t = MTP_TOKENS_DEFAULT, value_parser = within(0, MTP_TOKENS_MAX))]
     pub mtp_tokens: usize,
+    /// Draft with the MTP block even if the check at start finds that it does not fit the model.
+    #[arg(long)]
+    pub mtp_force: bool,
     /// Shortest suffix match that drafts.
     #[arg(long, value_name = "N", default_value_t = SUFFIX_MIN_DEFAULT, value_parser = within(SUFFIX_MIN_DEFAULT, SUFFIX_MAX_DEFAULT))]
     pub suffix_min: usize,
@@ -325,6 +328,12 @@ impl ServeArgs {
         }
         Ok(Speculation { strategy, ..self.speculation })
     }
+
+    /// Defaults of requests where the model's MTP block must not draft, whatever strategy was asked for.
+    pub fn speculation_without_mtp(&self) -> Speculation {
+        let strategy = self.strategy.unwrap_or(Strategy::MtpSuffix).without_mtp();
+        Speculation { strategy, ..self.speculation }
+    }
 }
 
 /// Physical cores this process may use: two hardware threads of a core share its arithmetic units.
@@ -376,6 +385,7 @@ mod tests {
         assert_eq!(resolve("--memory-limit 3GiB").unwrap().low.memory_limit, Some(3 << 30));
         assert_eq!(args.speculation.suffix_tokens, 48);
         assert!(args.speculation_for(false).unwrap_err().contains("MTP block"));
+        assert_eq!(args.speculation_without_mtp().strategy, Strategy::Off);
         let args = resolve("--window-max 0").unwrap();
         assert_eq!((args.speculation.window_min, args.speculation.window_initial), (0, 0));
     }

@@ -1,6 +1,7 @@
 //! Processes: flags, sockets, signals, exit codes.
 
 pub mod bench;
+pub mod canary;
 pub mod embed;
 pub mod flags;
 pub mod memory;

@@ -52,6 +52,11 @@ impl Strategy {
     pub fn uses_suffix(self) -> bool {
         matches!(self, Self::NgramSuffix | Self::MtpSuffix)
     }
+
+    /// What remains of it where no MTP block drafts.
+    pub fn without_mtp(self) -> Self {
+        if self.uses_suffix() { Self::NgramSuffix } else { Self::Off }
+    }
 }
 
 /// Who decides a window's width.

@@ -2,6 +2,8 @@
 
 use serde_json::{Value, json};
 
+use crate::serve::SpecConfig;
+
 /// Sampling where neither request nor flags say anything.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct SamplingDefaults {
@@ -55,7 +57,7 @@ pub struct ModelInfo {
 }
 
 /// The `/v1/models` entry.
-pub(crate) fn entry(info: &ModelInfo, strategies: &[&str], default: &str) -> Value {
+pub(crate) fn entry(info: &ModelInfo, spec: &SpecConfig) -> Value {
     json!({
         "id": info.id,
         "object": "model",
@@ -79,8 +81,9 @@ pub(crate) fn entry(info: &ModelInfo, strategies: &[&str], default: &str) -> Val
             "ftype": info.ftype,
             "arch": info.arch,
             "nextn": info.nextn,
-            "strategies": strategies,
-            "strategy_default": default,
+            "strategies": spec.strategies(),
+            "strategy_default": spec.default.strategy.name(),
+            "mtp_unavailable": spec.mtp.reason(),
         },
     })
 }

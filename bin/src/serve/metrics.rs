@@ -5,6 +5,8 @@ use std::fmt::Write as _;
 
 use engine::api::{DraftCounts, Finish, Report};
 
+use crate::serve::spec::MtpOffer;
+
 /// Why a choice ended, for `engine_requests_finished_total`.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) enum End {
@@ -43,6 +45,8 @@ impl End {
 /// All counters.
 #[derive(Default)]
 pub(crate) struct Metrics {
+    /// Whether the MTP block may draft; known with the model.
+    pub mtp_offer: Option<MtpOffer>,
     http: BTreeMap<(&'static str, &'static str, u16), u64>,
     sent_bytes: u64,
     ends: BTreeMap<End, u64>,
@@ -109,6 +113,8 @@ impl Metrics {
         family(&mut out, "engine_build_info", "gauge", "Build of the server", &[(version, 1)]);
         let one = |value: u64| vec![(String::new(), value)];
         family(&mut out, "engine_ready", "gauge", "Whether requests are taken", &one(ready.into()));
+        let offer = self.mtp_offer.map(|offer| (format!("{{state=\"{}\"}}", offer.label()), 1));
+        family(&mut out, "engine_mtp_info", "gauge", "Whether the MTP block may draft", offer.as_slice());
         family(&mut out, "engine_requests_running", "gauge", "Admitted choices", &one(self.running));
         let waiting = self.open.saturating_sub(self.running);
         family(&mut out, "engine_requests_waiting", "gauge", "Queued choices", &one(waiting));

@@ -56,7 +56,7 @@ use mio::{Poll, Waker};
 
 pub use info::{ModelInfo, SamplingDefaults};
 pub use model::{Caps, Conversation, RenderError, Rendered, TextModel};
-pub use spec::SpecConfig;
+pub use spec::{MtpOffer, SpecConfig};
 
 use auth::Keys;
 use front::{Control, Front, WAKER};
@@ -310,8 +310,9 @@ impl Server {
     /// # Panics
     /// When called twice.
     pub fn serve(&mut self, parts: Parts) -> io::Result<()> {
-        let entry = info::entry(&parts.info, &parts.spec.strategies(), parts.spec.default.strategy.name());
+        let entry = info::entry(&parts.info, &parts.spec);
         *self.shared.model.write() = Some(Arc::new(entry));
+        self.shared.metrics.lock().mtp_offer = Some(parts.spec.mtp);
         let caps = parts.model.caps();
         let model: Arc<dyn TextModel> = Arc::from(parts.model);
         let reader = || Reader {

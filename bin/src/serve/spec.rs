@@ -7,23 +7,57 @@ use serde_json::{Map, Value, json};
 use crate::serve::error::{ApiError, quote};
 use crate::serve::fields::Fields;
 
+/// Whether requests may draft with an MTP block.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum MtpOffer {
+    /// They may.
+    Ready,
+    /// There is no usable block.
+    Absent,
+    /// There is one, but it does not draft what the model chooses.
+    Unfit,
+}
+
+impl MtpOffer {
+    /// Why not, in words for clients: no paths.
+    pub fn reason(self) -> Option<&'static str> {
+        match self {
+            Self::Ready => None,
+            Self::Absent => Some("the model has no MTP block"),
+            Self::Unfit => {
+                Some("the MTP block does not fit the model: the check at start found almost no draft accepted")
+            }
+        }
+    }
+
+    /// Label of the metrics.
+    pub(crate) fn label(self) -> &'static str {
+        match self {
+            Self::Ready => "ready",
+            Self::Absent => "absent",
+            Self::Unfit => "unfit",
+        }
+    }
+}
+
 /// What the server offers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SpecConfig {
     /// Used where the request says nothing; within the limits below.
     pub default: Speculation,
-    /// Whether the model has an MTP block.
-    pub mtp: bool,
+    /// Whether the MTP block may draft.
+    pub mtp: MtpOffer,
 }
 
 impl SpecConfig {
-    fn available(&self, strategy: Strategy) -> bool {
-        self.mtp || !strategy.uses_mtp()
+    /// Why a strategy cannot be had.
+    fn refusal(&self, strategy: Strategy) -> Option<&'static str> {
+        self.mtp.reason().filter(|_| strategy.uses_mtp())
     }
 
     /// Names of the strategies this model can run.
     pub(crate) fn strategies(&self) -> Vec<&'static str> {
-        Strategy::ALL.into_iter().filter(|s| self.available(*s)).map(Strategy::name).collect()
+        Strategy::ALL.into_iter().filter(|s| self.refusal(*s).is_none()).map(Strategy::name).collect()
     }
 }
 
@@ -32,6 +66,7 @@ impl SpecConfig {
 pub(crate) struct Plan {
     pub requested: Option<Value>,
     pub effective: Speculation,
+    mtp: MtpOffer,
     fallback: bool,
     clamps: Vec<Value>,
 }
@@ -43,7 +78,8 @@ impl Plan {
     /// 400 for unknown names, values out of the stated ranges, broken orders, and a strategy that is not available.
     pub(crate) fn read(body: &Fields<'_, '_>, config: &SpecConfig) -> Result<Self, ApiError> {
         let Some(map) = body.object("speculative")? else {
-            return Ok(Self { requested: None, effective: config.default, fallback: false, clamps: Vec::new() });
+            let (effective, mtp) = (config.default, config.mtp);
+            return Ok(Self { requested: None, effective, mtp, fallback: false, clamps: Vec::new() });
         };
         let fields = Fields::nested(map, "speculative.");
         fields.only(&[
@@ -63,6 +99,7 @@ impl Plan {
         let mut plan = Self {
             requested: Some(Value::Object(map.clone())),
             effective: config.default,
+            mtp: config.mtp,
             fallback,
             clamps: Vec::new(),
         };
@@ -79,17 +116,15 @@ impl Plan {
                 .ok_or_else(|| unknown("speculative.strategy", name, "off, mtp, ngram-suffix, mtp-suffix, default"))?,
         };
         self.effective.strategy = wanted;
-        if config.available(wanted) {
-            return Ok(());
-        }
+        let Some(reason) = config.refusal(wanted) else { return Ok(()) };
         if !self.fallback {
             return Err(ApiError::strategy_unavailable(format!(
-                "strategy {} is not available: the model has no MTP block; available are {}",
+                "strategy {} is not available: {reason}; available are {}",
                 wanted.name(),
                 config.strategies().join(", ")
             )));
         }
-        self.effective.strategy = if wanted.uses_suffix() { Strategy::NgramSuffix } else { Strategy::Off };
+        self.effective.strategy = wanted.without_mtp();
         self.clamps.push(json!({"field": "strategy", "requested": wanted.name(),
             "effective": self.effective.strategy.name(), "reason": "unavailable"}));
         Ok(())
@@ -195,6 +230,11 @@ impl Plan {
         })
     }
 
+    /// Why the MTP block does not draft, or null.
+    pub(crate) fn mtp_unavailable_json(&self) -> Value {
+        self.mtp.reason().into()
+    }
+
     pub(crate) fn clamps_json(&self) -> Value {
         Value::Array(self.clamps.clone())
     }
@@ -220,7 +260,7 @@ mod tests {
             window_min: 1,
             window_max: 32,
         },
-        mtp: true,
+        mtp: MtpOffer::Ready,
     };
 
     fn read(spec: Value, config: &SpecConfig) -> Result<Plan, ApiError> {
@@ -272,7 +312,7 @@ mod tests {
     #[test]
     fn unavailable_strategies() {
         let mut config = CONFIG;
-        (config.mtp, config.default.strategy) = (false, Strategy::NgramSuffix);
+        (config.mtp, config.default.strategy) = (MtpOffer::Absent, Strategy::NgramSuffix);
         let error = read(json!({"strategy": "mtp-suffix"}), &config).unwrap_err();
         assert_eq!(error.code, "strategy_unavailable");
         assert!(error.message.contains("off, ngram-suffix"));

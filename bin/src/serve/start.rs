@@ -10,17 +10,17 @@ use engine::exec::CpuExecutor;
 use engine::memory::MemoryError;
 use engine::model::load::Planned;
 use engine::model::{Model, ModelError, MtpStatus};
-use engine::step::Executor as _;
 use engine_io::ModelFile;
 use engine_io::gguf::meta::Meta;
 use engine_io::text::{TemplateError, Tokenizer};
 
+use crate::canary::{self, Verdict};
 use crate::flags::ServeArgs;
 use crate::memory::{self, Setting, Subject};
 use crate::open::{BUILT_IN, ModelSource, Opened};
 use crate::serve::gguf_text::GgufText;
 use crate::serve::info::{ModelInfo, SamplingDefaults};
-use crate::serve::{Parts, SpecConfig, TextModel as _};
+use crate::serve::{MtpOffer, Parts, SpecConfig, TextModel as _};
 use crate::watch::{self, Watched};
 
 /// Why nothing is served.
@@ -108,7 +108,7 @@ pub fn load(args: &ServeArgs, files: Files) -> Result<(Parts, EngineHandle), Loa
     let subject = Subject { file: &file, built_in, draft, planned: &planned, tokenizer: Some(&tokenizer) };
     let setting = Setting { repack: load.repack, limits: limits.clone(), options, bounds: args.bounds() };
     admit(args.low.memory_limit, &subject, &setting)?;
-    let Opened { file, model, tokenizer, pieces } = Opened::load(file, draft, planned, tokenizer, load.repack)?;
+    let Opened { file, mut model, tokenizer, pieces } = Opened::load(file, draft, planned, tokenizer, load.repack)?;
     for warning in file.warnings() {
         tracing::warn!("{warning}");
     }
@@ -116,14 +116,17 @@ pub fn load(args: &ServeArgs, files: Files) -> Result<(Parts, EngineHandle), Loa
         tracing::warn!(tensor = name, "nothing reads this tensor");
     }
     let template = |source| LoadError::Template { file: file.name(), source };
-    let text = GgufText::new(tokenizer).map_err(template)?;
+    let text = GgufText::new(Arc::clone(&tokenizer)).map_err(template)?;
     let train = model.config.context_train;
     if context > train {
         tracing::warn!(context, train, "the context is longer than the model was made for");
     }
+    let head = draft.map_or_else(|| file.name(), ModelFile::name);
+    let verdict = canary::judge(&mut model, &tokenizer, options, &head, args.low.mtp_force);
     let executor = CpuExecutor::new(Arc::clone(&model), limits.clone(), options);
-    let mtp = executor.shape().mtp;
     match executor.mtp_status() {
+        // Told already, with the likely causes.
+        MtpStatus::Unavailable(_) if verdict == Verdict::Dropped => {}
         // The file says that there is a block: something is wrong with it.
         MtpStatus::Unavailable(reason) if model.config.nextn > 0 => tracing::warn!(reason, "no MTP drafting"),
         MtpStatus::Unavailable(reason) => tracing::info!(reason, "no MTP drafting"),
@@ -132,10 +135,7 @@ pub fn load(args: &ServeArgs, files: Files) -> Result<(Parts, EngineHandle), Loa
         }
         MtpStatus::Own | MtpStatus::Sidecar => {}
     }
-    let default = args.speculation_for(mtp).map_err(|message| match executor.mtp_status() {
-        MtpStatus::Unavailable(reason) => LoadError::Unmet(format!("{message}: {reason}")),
-        MtpStatus::Own | MtpStatus::Sidecar => LoadError::Unmet(message),
-    })?;
+    let spec = speculation(args, verdict, executor.mtp_status())?;
     let info = describe(args, &file, &model, context, text.vocab());
     let settings = Settings { schedule: args.schedule, cost: None };
     watch::start(model.files.clone()).map_err(LoadError::Watch)?;
@@ -144,12 +144,36 @@ pub fn load(args: &ServeArgs, files: Files) -> Result<(Parts, EngineHandle), Loa
     let parts = Parts {
         model: Box::new(text),
         info,
-        spec: SpecConfig { default, mtp },
+        spec,
         slots: limits.slots,
         commands: handle.commands.clone(),
         events: handle.events.clone(),
     };
     Ok((parts, handle))
+}
+
+/// What requests may draft with, and do by default.
+fn speculation(args: &ServeArgs, verdict: Verdict, status: &MtpStatus) -> Result<SpecConfig, LoadError> {
+    let offer = |mtp: MtpOffer| {
+        args.speculation_for(mtp == MtpOffer::Ready).map(|default| SpecConfig { default, mtp }).map_err(|message| {
+            LoadError::Unmet(match status {
+                MtpStatus::Unavailable(reason) => format!("{message}: {reason}"),
+                MtpStatus::Own | MtpStatus::Sidecar => message,
+            })
+        })
+    };
+    match verdict {
+        Verdict::Kept => offer(MtpOffer::Ready),
+        Verdict::Absent => offer(MtpOffer::Absent),
+        // A block that does not fit only costs time, so a strategy that names it is no reason not to serve.
+        Verdict::Dropped => {
+            let default = args.speculation_without_mtp();
+            if let Some(asked) = args.strategy.filter(|asked| *asked != default.strategy) {
+                tracing::warn!("--spec-strategy {}: {} instead", asked.name(), default.strategy.name());
+            }
+            Ok(SpecConfig { default, mtp: MtpOffer::Unfit })
+        }
+    }
 }
 
 /// Whether the memory that is needed is within the limit, and can be had.

@@ -119,6 +119,7 @@ impl Stats<'_> {
             "requested": self.plan.requested,
             "effective": self.plan.effective_json(),
             "clamps": self.plan.clamps_json(),
+            "mtp_unavailable": self.plan.mtp_unavailable_json(),
             "turned_down": turned_down.map(|t| json!({"after_step": t.after_step, "reason": t.reason})),
             "steps_n": steps,
             "windows_n": windows,
@@ -261,7 +262,7 @@ mod tests {
             window_min: 1,
             window_max: 8,
         };
-        let config = crate::serve::SpecConfig { default, mtp: true };
+        let config = crate::serve::SpecConfig { default, mtp: crate::serve::MtpOffer::Ready };
         let plan = Plan::read(&crate::serve::fields::Fields::body(&body), &config).unwrap();
         let stats = Stats { reports: vec![&report, &report], per_prompt: 2, seed: 7, total_ns: 1_500_000, plan: &plan };
         let s = stats.speculation();

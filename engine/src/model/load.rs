@@ -164,6 +164,13 @@ impl Model {
     pub fn load(model: &ModelFile, draft: Option<&ModelFile>, options: LoadOptions) -> Result<Self, ModelError> {
         Planned::new(model, draft, options)?.load(model, draft, options.repack)
     }
+
+    /// Runs without an MTP block from now on; `reason` is what is told. The block's weights and the pages of its cache
+    /// stay where they are.
+    pub fn drop_mtp(&mut self, reason: String) {
+        self.program.mtp = None;
+        self.mtp = MtpStatus::Unavailable(reason);
+    }
 }
 
 /// The matrices of every want, and where each want's begin.

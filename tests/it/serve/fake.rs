@@ -12,8 +12,8 @@ use engine::api::{
 };
 use engine::ids::{RequestId, Slot, Ticket, TokenId};
 use engine_bin::serve::{
-    Bounds, Caps, Config, Conversation, Exit, ModelInfo, Parts, RenderError, Rendered, SamplingDefaults, Server,
-    SpecConfig, TextModel,
+    Bounds, Caps, Config, Conversation, Exit, ModelInfo, MtpOffer, Parts, RenderError, Rendered, SamplingDefaults,
+    Server, SpecConfig, TextModel,
 };
 use serde_json::Value;
 use std::sync::{Condvar, Mutex};
@@ -352,7 +352,7 @@ pub fn parts(commands: Sender<Command>, events: Receiver<Event>) -> Parts {
         nextn: 0,
         sampling: SamplingDefaults::default(),
     };
-    let spec = SpecConfig { default: SPECULATION, mtp: false };
+    let spec = SpecConfig { default: SPECULATION, mtp: MtpOffer::Absent };
     Parts { model: Box::new(Toy), info, spec, slots: 4, commands, events }
 }
 

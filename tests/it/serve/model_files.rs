@@ -111,7 +111,8 @@ fn what_is_odd_is_logged_and_served() {
         ] {
             let log = folder.path().join("log");
             let stderr = File::create(&log).unwrap();
-            let flags = [flags, &["--ctx-size", "64"]].concat();
+            // The weights are random, so the block's drafts are: without force they would be turned off.
+            let flags = [flags, &["--ctx-size", "64", "--mtp-force"]].concat();
             let running = Running::start_with(&flags, stderr.into());
             let body = json!({"prompt": "abab", "max_tokens": 8, "temperature": 0, "speculative": {"strategy": "mtp",
                 "on_unavailable": "fallback"}});
