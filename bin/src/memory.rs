@@ -52,13 +52,14 @@ pub struct Setting {
 pub fn plan(subject: &Subject<'_>, setting: &Setting) -> Result<Memory, LimitsError> {
     let Subject { file, built_in, draft, planned, tokenizer } = *subject;
     let Setting { repack, ref limits, ref options, ref bounds } = *setting;
-    let size = |name, file: &ModelFile, in_program: bool| FileSize {
+    let size = |name, file: &ModelFile, draft: bool, in_program: bool| FileSize {
         name,
+        draft,
         bytes: file.file_bytes() as usize,
         held: if in_program || file.shards().iter().all(|s| s.mapped) { Held::File } else { Held::Memory },
     };
-    let mut files = vec![size("model files", file, built_in)];
-    files.extend(draft.map(|draft| size("draft files", draft, false)));
+    let mut files = vec![size("model files", file, false, built_in)];
+    files.extend(draft.map(|draft| size("draft files", draft, true, false)));
     let mut memory = Memory::of_plan(&planned.plan, &files, repack, limits, options)?;
     if planned.plan.alone {
         return Ok(memory);

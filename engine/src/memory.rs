@@ -110,6 +110,8 @@ pub struct TensorBytes {
 pub struct FileSize {
     /// Which files.
     pub name: &'static str,
+    /// They are those of the draft model.
+    pub draft: bool,
     /// All its shards.
     pub bytes: usize,
     /// As pages of the file, or as memory that it was read into.
@@ -162,7 +164,9 @@ impl Memory {
     ) -> Result<Self, LimitsError> {
         limits.check()?;
         let panels = repacked(plan, repack);
-        let mut memory = Self { parts: files.iter().map(file_part).collect(), tensors: tensors(plan, &panels) };
+        let tensors = tensors(plan, &panels);
+        let parts = files.iter().map(|file| file_part(file, &tensors)).collect();
+        let mut memory = Self { parts, tensors };
         let sum = |place| memory.tensors.iter().filter(|t| t.place == place).map(|t| t.bytes).sum();
         memory.parts.extend([
             Part::memory("repacked weights", sum(Place::Repacked)),
@@ -194,9 +198,12 @@ impl Memory {
         self.parts.iter().filter(|p| p.held == held).fold(0, |sum, p| sum.saturating_add(p.bytes))
     }
 
-    /// Anonymous memory at its peak.
+    /// Anonymous memory at its peak: with all slots full, or when the weights have been copied and what they were copied
+    /// from is still there.
     pub fn peak(&self) -> usize {
-        self.sum(Held::Memory).max(self.sum(Held::Loading))
+        let copied = self.tensors.iter().filter(|t| matches!(t.place, Place::Repacked | Place::Floats));
+        let copies = copied.fold(0usize, |sum, t| sum.saturating_add(t.bytes));
+        self.sum(Held::Memory).max(self.sum(Held::Loading).saturating_add(copies))
     }
 
     /// Whether the system gives the anonymous memory. It is asked for as a whole and given back: each part alone might
@@ -213,8 +220,11 @@ impl Memory {
     }
 }
 
-fn file_part(file: &FileSize) -> Part {
-    Part { name: file.name, held: file.held, bytes: file.bytes }
+/// A file that was read into memory is given back where nothing is read in it any more.
+fn file_part(file: &FileSize, tensors: &[TensorBytes]) -> Part {
+    let needed = tensors.iter().any(|t| t.draft == file.draft && t.place == Place::File);
+    let held = if file.held == Held::Memory && !needed { Held::Loading } else { file.held };
+    Part { name: file.name, held, bytes: file.bytes }
 }
 
 /// Every tensor that the plan asks for. `panels`: per matrix, how many of its slabs are repacked.

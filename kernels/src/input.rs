@@ -308,6 +308,22 @@ impl InputScratch {
     pub fn new() -> InputScratch {
         InputScratch::default()
     }
+
+    /// Bytes held now.
+    #[cfg(test)]
+    pub(crate) fn held(&self) -> usize {
+        let acts = |a: &Acts| {
+            let four_bytes = a.floats.capacity() + a.scale.capacity() + a.scaled_sum.capacity();
+            let corrections = a.correction.iter().map(Vec::capacity).sum::<usize>();
+            4 * (four_bytes + corrections) + a.codes.capacity() + 2 * (a.sums_32.capacity() + a.sums_16.capacity())
+        };
+        let worker = |w: &Mutex<WorkerScratch>| {
+            let w = w.lock();
+            w.panels.len() + w.bytes.capacity() + 4 * w.floats.capacity()
+        };
+        [&self.float, &self.int32, &self.int256].map(acts).iter().sum::<usize>()
+            + self.workers.iter().map(worker).sum::<usize>()
+    }
 }
 
 /// The activations of one or several matmul calls: `[rows][k]` floats, row-major.

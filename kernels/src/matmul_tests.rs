@@ -184,3 +184,43 @@ fn extreme_codes_do_not_overflow() {
         }
     }
 }
+
+/// What is planned of scratch memory is what a product leaves behind.
+#[test]
+fn scratch_is_as_large_as_planned() {
+    let isa = Isa::best();
+    if isa == Isa::Scalar {
+        return; // the specification wants less
+    }
+    let shapes = [
+        (Quant::Q8_0, 40, 96),
+        (Quant::Q8_0, 48, 128),
+        (Quant::Q4_K, 32, 512),
+        (Quant::F16, 33, 64),
+        (Quant::IQ2_XXS, 48, 256),
+        (Quant::NVFP4, 16, 192),
+    ];
+    for mode in [Activation::Integer, Activation::Exact] {
+        let mut all = Vec::new();
+        let mut most = 0;
+        for (quant, n, k) in shapes {
+            for repacked in [false, true] {
+                let rows = 19;
+                let mut w = Matrix::new(quant, n, k, Arc::new(random_rows(quant, n, k, 7))).expect("a valid shape");
+                if repacked {
+                    w.repack();
+                }
+                let (x, mut dst) = (random_input(rows, k, 3), vec![0.0; rows * n]);
+                let mut scratch = InputScratch::new();
+                let mut input = Input::new(&mut scratch, &x, rows, k);
+                matmul(&Pool::new(1), isa, mode, &mut input, &mut [(&w, &mut dst)]);
+                let product = Product { quant, n, k, rows, repacked };
+                assert_eq!(scratch.held(), scratch_bytes(mode, 1, &[product]), "{mode:?} {product:?}");
+                most = most.max(scratch.held());
+                all.push(product);
+            }
+        }
+        let (one, three) = (scratch_bytes(mode, 1, &all), scratch_bytes(mode, 3, &all));
+        assert!(one >= most && three > one, "{one}, {three} after {most}");
+    }
+}

@@ -1,5 +1,7 @@
 //! Shared helpers of the benchmarks.
 
+pub mod qwen35;
+
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 

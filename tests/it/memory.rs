@@ -24,7 +24,7 @@ const MODELS: [&str; 5] = [
 const SIDECAR: &str = "qwen35-tiny/mtp-qwen35-tiny-Q8_0.gguf";
 
 fn planned_memory(planned: &Planned, repack: Repack, limits: &Limits) -> Memory {
-    let file = FileSize { name: "model files", bytes: 1000, held: Held::File };
+    let file = FileSize { name: "model files", draft: false, bytes: 1000, held: Held::File };
     Memory::of_plan(&planned.plan, &[file], repack, limits, &ExecOptions::default()).unwrap()
 }
 
@@ -96,8 +96,26 @@ fn every_room_grows_with_what_it_holds() {
     let kv = &planned.plan.program.kv;
     let position: usize = kv[..kv.len() - 1].iter().map(|g| 2 * 2 * g.kv_heads * g.head_dim).sum();
     assert_eq!(part(&one, "KV cache"), 2 * 320 * position);
-    assert_eq!(one.peak(), one.sum(Held::Memory).max(one.sum(Held::Loading)));
+    assert_eq!((one.sum(Held::Loading), one.peak()), (0, one.sum(Held::Memory)));
     assert_eq!(one.sum(Held::File), 1000);
+}
+
+/// A file that is read into memory stays there as long as anything is read in it, and else until it is copied.
+#[test]
+fn a_file_read_into_memory_counts_while_it_is_there() {
+    let Some(path) = fixture("qwen35-tiny/qwen35-tiny-Q8_0.gguf") else { return };
+    let planned = Planned::new(&open(&path), None, LoadOptions::default()).unwrap();
+    let limits = Limits::new(1, 64);
+    let large = 1 << 30;
+    let of = |repack| {
+        let file = FileSize { name: "model files", draft: false, bytes: large, held: Held::Memory };
+        Memory::of_plan(&planned.plan, &[file], repack, &limits, &ExecOptions::default()).unwrap()
+    };
+    let (on, off) = (of(Repack::On), of(Repack::Off));
+    assert!(off.sum(Held::Memory) > large && off.peak() == off.sum(Held::Memory));
+    // Its table is the LM head, hence multiplied with, hence copied as all the others.
+    assert!(on.sum(Held::Memory) < large);
+    assert_eq!(on.peak(), large + tensor_bytes(&on, Place::Repacked) + tensor_bytes(&on, Place::Floats));
 }
 
 /// A sidecar costs what it adds, and what it borrows costs nothing.

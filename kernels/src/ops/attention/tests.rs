@@ -217,3 +217,20 @@ fn a_short_block_table_is_refused() {
     let segment = Segment { rows: 0..1, position: 16, pages: &[0] };
     attention(&pool, Isa::best(), &cache, 0, &[0.0; 8], 1, &[segment], 1.0, &mut Default::default(), &mut [0.0; 8]);
 }
+
+#[test]
+fn partial_results_stay_within_what_is_planned() {
+    let geometry = KvGeometry { kv_heads: 2, head_dim: 16 };
+    let mut noise = Noise::new(77);
+    let s = sequence(&mut noise, KvType::F32, geometry, 1000);
+    let mut used = 0;
+    for (threads, heads, rows) in [(1, 4, 1), (2, 4, 1), (3, 4, 5), (4, 32, 9), (2, 2, 64), (4, 256, 3)] {
+        let mut scratch = AttentionScratch::default();
+        let q = noise.vec(rows * heads * geometry.head_dim);
+        run(&Pool::new(threads), Isa::best(), &s, &q, heads, 1000 - rows, &mut scratch, &mut noise);
+        let (held, planned) = (4 * scratch.partials.len(), AttentionScratch::bytes_for(threads, geometry, heads, 1000));
+        assert!(held <= planned, "{threads} threads, {heads} heads, {rows} rows: {held} of {planned}");
+        used += held;
+    }
+    assert!(used > 0);
+}

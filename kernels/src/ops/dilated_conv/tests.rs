@@ -154,7 +154,8 @@ fn slots_are_independent_and_are_copied_and_restored_exactly() {
     bench.layer.history.restore(0, &checkpoint);
     assert_eq!(bits(&bench.saved(0)), bits(&remembered(&DIMS, &a, 30)));
     assert_eq!(checkpoint.len(), bench.layer.history.saved_len());
-    assert_eq!(DIMS.layer_bytes(3, 16), 3 * 4 * channels * (9 + 16));
+    let bytes = DIMS.layer_bytes(3, 16);
+    assert_eq!((bytes.state, bytes.log, bytes.saved), (3 * 4 * channels * 9, 3 * 4 * channels * 16, 4 * channels * 9));
 }
 
 #[test]
