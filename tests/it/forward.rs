@@ -3,6 +3,7 @@
 //! `ref-torch-f32` and `ref-dequant-Q` were computed with float activations: [`Activation::Exact`] must meet them
 //! tightly. `ref-llamacpp-Q` quantised its activations as [`Activation::Integer`] does; only choices are compared.
 
+mod dialects;
 pub mod edit;
 mod experts;
 mod generate;

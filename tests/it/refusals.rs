@@ -26,7 +26,7 @@
 //! | trap 16 | `matrix::{announced_blocks_that_are_absent, blocks_that_nothing_announces}` |
 //! | trap 17 | `traps::the_pattern_of_the_trunk_ends_before_the_head` |
 //! | trap 18 | `forward::refusals::per_block_arrays_*`, `traps::arrays_are_as_long_as_a_rule_says` |
-//! | trap 19 | `matrix::{names_that_a_sidecar_should_not_have, another_layout_of_the_same_name}` |
+//! | trap 19 | `matrix::{names_that_*, another_layout_*}`, `forward::dialects::*`, `engine_io::compat::tests::*` |
 //! | trap 20 | `matrix::own_head_tensors_win` |
 //! | trap 21 | `matrix::a_sidecar_is_no_model` |
 //! | trap 22 | none: nothing checks a head by its drafts |
@@ -38,6 +38,7 @@
 //! | FR-019 | `matrix::announced_blocks_that_are_absent` |
 //! | FR-022 | `traps::arrays_are_as_long_as_a_rule_says` |
 //! | FR-025 | `traps::counts_of_nextn_blocks` |
+//! | FR-026 | `forward::dialects::{dialects_that_rename_*, heads_in_halves_*, names_of_other_heads_*}` |
 //! | FR-028 | `matrix::a_sidecar_is_no_model` |
 //! | FR-037 | `traps::the_alignment_of_a_file_changes_nothing` |
 //! | FR-038 | `engine_io::shards::tests::{split_keys_must_agree, stale_counts_*, later_shards_*, shards_of_another_*}` |

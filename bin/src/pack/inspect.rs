@@ -207,7 +207,7 @@ pub fn inspect(flags: &InspectFlags) -> Result<Report, InspectError> {
     let setting = Setting { repack: load.repack, limits, options, bounds: Bounds::default() };
     let plan = memory::plan(&subject, &setting)?;
     let Setting { limits, .. } = setting;
-    let Planned { config, plan: model } = &planned;
+    let Planned { config, plan: model, .. } = &planned;
     let vocabulary = Vocabulary {
         tokens: config.tokens.map_or(0, |t| t.len),
         rows: model.vocab_rows,

@@ -115,6 +115,12 @@ pub fn load(args: &ServeArgs, files: Files) -> Result<(Parts, EngineHandle), Loa
     for name in &model.unexpected {
         tracing::warn!(tensor = name, "nothing reads this tensor");
     }
+    for line in &model.renamed {
+        tracing::warn!("MTP head: {line}");
+    }
+    for line in &model.dropped {
+        tracing::info!("MTP head: left out {line}");
+    }
     let template = |source| LoadError::Template { file: file.name(), source };
     let text = GgufText::new(Arc::clone(&tokenizer)).map_err(template)?;
     let train = model.config.context_train;

@@ -200,9 +200,15 @@ impl<'a> Builder<'a> {
         out
     }
 
+    /// Rows of the target's token table: the file's own number, or one for each token where the table is absent.
+    pub fn table_rows(&self) -> usize {
+        let tokens = || self.config.tokens.map_or(0, |list| list.len);
+        self.wants.rows_of(Source::Model, "token_embd.weight").unwrap_or_else(tokens)
+    }
+
     /// The token table; its number of rows is the file's own.
     pub fn embedding(&mut self) -> (MatrixId, usize) {
-        let rows = self.wants.rows_of(Source::Model, "token_embd.weight").unwrap_or(0);
+        let rows = self.table_rows();
         let table = self.wants.matrix(Source::Model, "token_embd.weight", rows, self.config.d_model);
         (table, rows)
     }

@@ -4,11 +4,13 @@
 
 use std::sync::Arc;
 
+use engine_io::gguf::TensorInfo;
 use engine_io::{FileWatch, ModelFile};
 use engine_kernels::Matrix;
 
 use super::config::Config;
 use super::conventions::Conventions;
+use super::dialect::{self, Directory};
 use super::error::ModelError;
 use super::plan::{FileView, MtpStatus, Plan};
 use super::program::{MatrixId, Program, VectorId};
@@ -90,6 +92,10 @@ pub struct Model {
     pub mtp: MtpStatus,
     /// Tensors that no operation reads.
     pub unexpected: Vec<String>,
+    /// Tensors of its MTP head that are read under another name than the file's, a line for each.
+    pub renamed: Vec<String>,
+    /// Tensors of its MTP head that are left out, a line for each, with the reason.
+    pub dropped: Vec<String>,
     /// The mapped files that weights are read from, of the model and of the draft file. What a pass computes is the
     /// model's own only if these are unchanged after it.
     pub files: FileWatch,
@@ -102,6 +108,8 @@ pub struct Planned {
     pub config: Config,
     /// Operations, and the tensors they want.
     pub plan: Plan,
+    own: Directory,
+    beside: Option<Directory>,
 }
 
 impl Planned {
@@ -112,17 +120,23 @@ impl Planned {
     pub fn new(model: &ModelFile, draft: Option<&ModelFile>, options: LoadOptions) -> Result<Self, ModelError> {
         let config = Config::read(model.meta())?;
         let draft_config = draft.map(|d| Config::read(d.meta())).transpose()?;
-        let tensors = Inventory::new(model.tensors());
-        let draft_tensors = draft.map(|d| Inventory::new(d.tensors()));
+        let own = dialect::of_model(model, &config);
+        let beside =
+            draft.zip(draft_config.as_ref()).map(|(file, config)| dialect::of_sidecar(file, config, Some(model)));
+        let tensors = Inventory::new(&own.tensors);
+        let draft_tensors = beside.as_ref().map(|d| Inventory::new(&d.tensors));
         let path = model.name();
         let draft_path = draft.map(ModelFile::name);
         let draft_view = match (&draft_path, &draft_config, &draft_tensors) {
-            (Some(path), Some(config), Some(tensors)) => Some(FileView { path, config, tensors }),
+            (Some(path), Some(config), Some(tensors)) => {
+                let refused = beside.as_ref().and_then(|d| d.refused.as_deref());
+                Some(FileView { path, config, tensors, refused })
+            }
             _ => None,
         };
-        let view = FileView { path: &path, config: &config, tensors: &tensors };
+        let view = FileView { path: &path, config: &config, tensors: &tensors, refused: own.refused.as_deref() };
         let plan = Plan::new(view, draft_view, options.strict, options.conventions)?;
-        Ok(Self { config, plan })
+        Ok(Self { config, plan, own, beside })
     }
 
     /// Plans a sidecar without the model that it drafts for, to be sized and described.
@@ -131,10 +145,12 @@ impl Planned {
     /// As [`Self::new`]; a file that is no sidecar.
     pub fn sidecar(file: &ModelFile, options: LoadOptions) -> Result<Self, ModelError> {
         let config = Config::read(file.meta())?;
-        let tensors = Inventory::new(file.tensors());
-        let view = FileView { path: &file.name(), config: &config, tensors: &tensors };
+        let own = dialect::of_sidecar(file, &config, None);
+        let tensors = Inventory::new(&own.tensors);
+        let refused = own.refused.as_deref();
+        let view = FileView { path: &file.name(), config: &config, tensors: &tensors, refused };
         let plan = Plan::sidecar(view, options.conventions)?;
-        Ok(Self { config, plan })
+        Ok(Self { config, plan, own, beside: None })
     }
 
     /// Reads the weights from the files that were planned.
@@ -142,17 +158,24 @@ impl Planned {
     /// # Errors
     /// [`ModelError`]: what is wrong with the data, or a file that was written meanwhile.
     pub fn load(self, model: &ModelFile, draft: Option<&ModelFile>, repack: Repack) -> Result<Model, ModelError> {
-        let Self { config, plan } = self;
-        let file = |from: Source| match (from, draft) {
-            (Source::Draft, Some(draft)) => draft,
-            _ => model,
+        let Self { config, plan, own, beside } = self;
+        let tensors = Inventory::new(&own.tensors);
+        let draft_tensors = beside.as_ref().map(|d| Inventory::new(&d.tensors));
+        let file = |from: Source, name: &str| {
+            let (file, tensors) = match (from, draft, &draft_tensors) {
+                (Source::Draft, Some(draft), Some(tensors)) => (draft, tensors),
+                _ => (model, &tensors),
+            };
+            (file, tensors.get(name).expect("what is planned is in the directory"))
         };
         let (matrices, start) = matrices(&plan, file, repack)?;
         let weights = Weights { matrices, start, vectors: vectors(&plan, file)? };
         let files = FileWatch::of(std::iter::once(model).chain(draft));
         files.check()?;
         let Plan { program, vocab, mtp, unexpected, .. } = plan;
-        Ok(Model { config, program, weights, vocab, mtp, unexpected, files })
+        // The head that drafts is the one whose names matter.
+        let Directory { renamed, dropped, .. } = beside.unwrap_or(own);
+        Ok(Model { config, program, weights, vocab, mtp, unexpected, renamed, dropped, files })
     }
 }
 
@@ -176,14 +199,14 @@ impl Model {
 /// The matrices of every want, and where each want's begin.
 fn matrices<'a>(
     plan: &Plan,
-    file: impl Fn(Source) -> &'a ModelFile,
+    file: impl Fn(Source, &str) -> (&'a ModelFile, &'a TensorInfo),
     repack: Repack,
 ) -> Result<(Vec<Matrix>, Vec<usize>), ModelError> {
     let mut out = Vec::with_capacity(plan.matrices.iter().map(|want| want.slabs.count).sum());
     let mut start = vec![0];
     for want in &plan.matrices {
-        let file = file(want.from);
-        let bytes = file.data(file.require(&want.name)?);
+        let (file, tensor) = file(want.from, &want.name);
+        let bytes = file.data(tensor);
         let Slabs { count, parts, part } = want.slabs;
         let len = bytes.as_ref().len() / (count * parts);
         for slab in 0..count {
@@ -227,11 +250,14 @@ pub fn repacked(plan: &Plan, repack: Repack) -> Vec<usize> {
     plan.matrices.iter().enumerate().map(&mut count).collect()
 }
 
-fn vectors<'a>(plan: &Plan, file: impl Fn(Source) -> &'a ModelFile) -> Result<Vec<Vec<f32>>, ModelError> {
+fn vectors<'a>(
+    plan: &Plan,
+    file: impl Fn(Source, &str) -> (&'a ModelFile, &'a TensorInfo),
+) -> Result<Vec<Vec<f32>>, ModelError> {
     let mut out = Vec::with_capacity(plan.vectors.len());
     for want in &plan.vectors {
-        let file = file(want.from);
-        let bytes = file.data(file.require(&want.name)?);
+        let (file, tensor) = file(want.from, &want.name);
+        let bytes = file.data(tensor);
         let mut values = vec![0.0; want.len];
         want.quant.dequantize(bytes.as_ref(), &mut values);
         let bad = |v: &f32| !v.is_finite() || (want.negative && *v >= 0.0);

@@ -12,6 +12,7 @@
 mod builder;
 pub mod config;
 pub mod conventions;
+mod dialect;
 pub mod error;
 mod ffn;
 mod keys;
@@ -25,6 +26,7 @@ pub mod preflight;
 pub mod program;
 mod qwen35;
 mod qwen4exp;
+pub mod schema;
 mod sidecar;
 pub mod tensors;
 

@@ -37,7 +37,7 @@ pub fn build(
     let layer = b.kv_layer(block);
     let d = b.config.d_model;
     let name = |part: &str| format!("{prefix}.{part}.weight");
-    let rows = b.wants.rows_of(Source::Model, "token_embd.weight").unwrap_or(0);
+    let rows = b.table_rows();
     let table = b.wants.optional_matrix(from, &name("nextn.embed_tokens"), rows, d).unwrap_or(table);
     let head = b.wants.optional_matrix(from, &name("nextn.shared_head_head"), rows, d).unwrap_or(head);
 

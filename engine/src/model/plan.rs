@@ -15,8 +15,10 @@ pub struct FileView<'a> {
     pub path: &'a str,
     /// Its hyperparameters.
     pub config: &'a Config,
-    /// Its tensors.
+    /// Its tensors, under canonical names.
     pub tensors: &'a Inventory<'a>,
+    /// Why the head that it has cannot be read.
+    pub refused: Option<&'a str>,
 }
 
 /// Where the MTP block comes from, or why there is none.
@@ -74,12 +76,7 @@ impl Plan {
             sidecar::check(model, draft)?;
         }
         let mut b = Builder::new(model.config, conventions, Wants::new(model.tensors, draft.map(|d| d.tensors)));
-        let Trunk { ops: trunk, hidden, head_in, head } = match model.config.arch {
-            Arch::Llama => llama::trunk(&mut b),
-            Arch::Qwen35 | Arch::Qwen35Moe | Arch::Qwen3Next => qwen35::trunk(&mut b),
-            Arch::NemotronH | Arch::NemotronHMoe => nemotron_h::trunk(&mut b),
-            Arch::Qwen4Exp => qwen4exp::trunk(&mut b),
-        };
+        let Trunk { ops: trunk, hidden, head_in, head } = self::trunk(&mut b);
         let (table, vocab_rows) = b.embedding();
         let rope_factors = b.rope_factors();
         let mut beside = Vec::new();
@@ -87,9 +84,8 @@ impl Plan {
             Some(draft) => {
                 let (_, before) = b.wants.mark();
                 let mtp = block(&mut b, Source::Draft, draft.config, (table, head));
-                // Converters copy table and head into a sidecar; the target's own are used.
                 let dense = dense_indexers(draft.config);
-                b.wants.note_unexpected(Source::Draft, |name| !name.starts_with("blk.") || starts(name, &dense));
+                b.wants.note_unexpected(Source::Draft, |name| starts(name, &dense));
                 let report = std::mem::replace(&mut b.wants.report, before);
                 beside.extend(report.into_result(draft.path, strict)?);
                 (Some(mtp), MtpStatus::Sidecar)
@@ -184,13 +180,16 @@ fn own_block(
     model: FileView<'_>,
     target: (MatrixId, MatrixId),
 ) -> (Option<MtpProgram>, MtpStatus) {
-    let FileView { path, config, tensors } = model;
+    let FileView { path, config, tensors, refused } = model;
     let remedies = "use a file converted with its MTP block, or give an MTP sidecar as the draft model";
     let unavailable = |reason: String| (None, MtpStatus::Unavailable(reason));
     let has_nextn = |i: usize| tensors.names().any(|n| n.starts_with(&format!("blk.{i}.nextn.")));
     let arch = config.arch.name();
     if !config.arch.has_mtp() {
         return unavailable(format!("{path}: architecture {arch} has no MTP block"));
+    }
+    if let Some(reason) = refused {
+        return unavailable(format!("{path}: its MTP block cannot be read: {reason}; {remedies}"));
     }
     match config.nextn {
         0 if has_nextn(config.trunk) => {
@@ -227,7 +226,7 @@ fn own_block(
 /// Blocks are told apart by their number alone. A NextN block that the counts place in the trunk, or behind all blocks
 /// while the trunk's last one is taken for it, would leave a model with a block too many or too few.
 fn refuse_miscounted_blocks(model: FileView<'_>) -> Result<(), ModelError> {
-    let FileView { path, config, tensors } = model;
+    let FileView { path, config, tensors, .. } = model;
     let block = |name: &str| name.strip_prefix("blk.")?.split_once(".nextn.")?.0.parse::<usize>().ok();
     let (trunk, all) = (config.trunk, config.blocks.len());
     let misplaced = |&i: &usize| i < trunk || (config.nextn > 0 && i >= all);
@@ -246,8 +245,18 @@ fn refuse_miscounted_blocks(model: FileView<'_>) -> Result<(), ModelError> {
     .into())
 }
 
+/// The trunk of the model whose configuration `b` has.
+pub fn trunk(b: &mut Builder<'_>) -> Trunk {
+    match b.config.arch {
+        Arch::Llama => llama::trunk(b),
+        Arch::Qwen35 | Arch::Qwen35Moe | Arch::Qwen3Next => qwen35::trunk(b),
+        Arch::NemotronH | Arch::NemotronHMoe => nemotron_h::trunk(b),
+        Arch::Qwen4Exp => qwen4exp::trunk(b),
+    }
+}
+
 /// The MTP block of a file with the configuration `config`; `table` and `head` are the target's.
-fn block(b: &mut Builder<'_>, from: Source, config: &Config, (table, head): (MatrixId, MatrixId)) -> MtpProgram {
+pub fn block(b: &mut Builder<'_>, from: Source, config: &Config, (table, head): (MatrixId, MatrixId)) -> MtpProgram {
     let index = config.trunk;
     let block = &config.blocks[index];
     match &config.qwen4exp {

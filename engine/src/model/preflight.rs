@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use engine_io::TensorType;
+use engine_io::{TensorType, compat};
 
 use super::error::ModelError;
 
@@ -77,10 +77,14 @@ impl fmt::Display for Preflight {
             ));
         }
         for name in &self.missing {
-            lines.push(format!("  {name} is missing; download or convert the model again"));
+            let others: Vec<String> = compat::other_names(name).collect();
+            let others = if others.is_empty() { String::new() } else { format!(", and so is {}", others.join(", ")) };
+            lines.push(format!("  {name} is missing{others}; download or convert the model again"));
         }
         for w in &self.wrong_shape {
-            lines.push(format!("  {} has dimensions {:?}, expected {:?} by the metadata", w.name, w.found, w.expected));
+            let layout = if w.name.contains(".nextn.") { ": the head was written for another layout" } else { "" };
+            let WrongShape { name, found, expected } = w;
+            lines.push(format!("  {name} has dimensions {found:?}, expected {expected:?} by the metadata{layout}"));
         }
         for name in &self.unexpected {
             lines.push(format!("  {name} is not known to this architecture"));

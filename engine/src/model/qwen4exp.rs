@@ -95,7 +95,7 @@ pub fn mtp(
     let prefix = format!("blk.{index}");
     let at = Place { from, prefix: &prefix, block, query_kind: Query::Gated };
     let name = |part: &str| format!("{prefix}.nextn.{part}.weight");
-    let rows = b.wants.rows_of(Source::Model, "token_embd.weight").unwrap_or(0);
+    let rows = b.table_rows();
     let table = b.wants.optional_matrix(from, &name("embed_tokens"), rows, d).unwrap_or(table);
     let head = b.wants.optional_matrix(from, &name("shared_head_head"), rows, d).unwrap_or(head);
     let layer = b.kv_layer(block);

@@ -6,30 +6,10 @@ use super::config::{Config, ExpertsConfig, Ffn, Mixer, Qwen4ExpConfig};
 use super::error::ModelError;
 use super::plan::FileView;
 
-/// Heads of `qwen4exp` under other names: a guess at their meaning would draft, and draft badly.
-fn foreign_head(file: FileView<'_>) -> Option<String> {
-    file.config.qwen4exp.as_ref()?;
-    let block = file.config.trunk;
-    let has = |name: String| file.tensors.has(&name);
-    let trunk = file.tensors.names().any(|n| n.starts_with("blk.0."));
-    let eh_proj = format!("blk.{block}.nextn.eh_proj.weight");
-    let halves = |n: &&str| n.contains("fc_embd") || n.contains("fc_hidden") || n.contains("fc_embedding");
-    if let Some(half) = file.tensors.names().find(halves).filter(|_| !has(eh_proj.clone())) {
-        return Some(format!("it has {half} instead of {eh_proj}; use a head whose two halves are one matrix"));
-    }
-    let own = format!("blk.{block}.nextn.hc_head_norm.weight");
-    if !trunk && has(String::from("output_hc_norm.weight")) && !has(own.clone()) {
-        return Some(format!(
-            "its last mixer is called output_hc_*, which may be the trunk's as well as the head's own; use a head with \
-             {own}"
-        ));
-    }
-    None
-}
-
 fn is_sidecar(file: FileView<'_>) -> bool {
     let nextn = format!("blk.{}.nextn.eh_proj.weight", file.config.trunk);
-    file.config.nextn > 0 && !file.tensors.names().any(|n| n.starts_with("blk.0.")) && file.tensors.has(&nextn)
+    let head = file.tensors.has(&nextn) || file.refused.is_some();
+    file.config.nextn > 0 && head && !file.tensors.names().any(|n| n.starts_with("blk.0."))
 }
 
 /// A sidecar is no model.
@@ -52,18 +32,12 @@ pub fn require(draft: FileView<'_>) -> Result<(), ModelError> {
     if draft.config.nextn != 1 {
         return not(format!("its nextn_predict_layers is {}, expected 1", draft.config.nextn));
     }
-    if let Some(reason) = foreign_head(draft) {
-        return not(reason);
+    if let Some(reason) = draft.refused {
+        return not(reason.to_owned());
     }
     if !is_sidecar(draft) {
         let block = draft.config.trunk;
-        return not(format!(
-            "expected the tensors of blk.{block} alone, with nextn ones; found blocks of a trunk or none"
-        ));
-    }
-    let own = format!("blk.{}.", draft.config.trunk);
-    if let Some(other) = draft.tensors.names().find(|n| n.starts_with("blk.") && !n.starts_with(&own)) {
-        return not(format!("expected the tensors of {own}* alone, found {other} as well"));
+        return not(format!("expected the tensors of blk.{block} alone, blk.{block}.nextn.eh_proj.weight with them"));
     }
     Ok(())
 }

@@ -94,6 +94,32 @@ pub struct WantedVector {
     pub negative: bool,
 }
 
+/// A tensor that was asked for.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Asked {
+    /// Its file.
+    pub from: Source,
+    /// Its name.
+    pub name: String,
+    /// Dimensions in the file's order.
+    pub dims: Vec<u64>,
+    /// What it is used for.
+    pub role: Role,
+    /// Whether something else does where it is absent.
+    pub optional: bool,
+}
+
+/// What a tensor is used for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Role {
+    /// Products with rows, or a table of rows.
+    Matrix,
+    /// A matrix for each expert.
+    Experts,
+    /// Floats that are copied: norms, biases, small kernels.
+    Vector,
+}
+
 /// Collects what is asked for, once per tensor, and what is wrong with it.
 pub struct Wants<'a> {
     model: &'a Inventory<'a>,
@@ -104,6 +130,8 @@ pub struct Wants<'a> {
     pub vectors: Vec<WantedVector>,
     /// What is wrong so far.
     pub report: Preflight,
+    /// Every tensor that was asked for, whether the file has it or not, once each.
+    pub asked: Vec<Asked>,
 }
 
 /// A point of a [`Wants`] to go back to.
@@ -115,7 +143,14 @@ pub struct Mark {
 impl<'a> Wants<'a> {
     /// Nothing asked for yet.
     pub fn new(model: &'a Inventory<'a>, draft: Option<&'a Inventory>) -> Self {
-        Self { model, draft, matrices: Vec::new(), vectors: Vec::new(), report: Preflight::default() }
+        Self {
+            model,
+            draft,
+            matrices: Vec::new(),
+            vectors: Vec::new(),
+            report: Preflight::default(),
+            asked: Vec::new(),
+        }
     }
 
     fn entry(&self, from: Source, name: &str) -> Option<&'a TensorInfo> {
@@ -150,7 +185,10 @@ impl<'a> Wants<'a> {
             Some(other_part) => other_part.quant,
             None => {
                 let dims = [k as u64, (slabs.parts * n) as u64, slabs.count as u64];
-                self.check(from, name, if slabs.count == 1 { &dims[..2] } else { &dims })
+                let (dims, role) =
+                    if slabs.count == 1 { (&dims[..2], Role::Matrix) } else { (&dims[..], Role::Experts) };
+                self.ask(from, name, dims, role, false);
+                self.check(from, name, dims)
             }
         };
         self.matrices.push(WantedMatrix { from, name: name.to_owned(), n, k, quant, slabs });
@@ -159,6 +197,7 @@ impl<'a> Wants<'a> {
 
     /// A matrix that may be absent.
     pub fn optional_matrix(&mut self, from: Source, name: &str, n: usize, k: usize) -> Option<MatrixId> {
+        self.ask(from, name, &[k as u64, n as u64], Role::Matrix, true);
         self.has(from, name).then(|| self.matrix(from, name, n, k))
     }
 
@@ -169,6 +208,7 @@ impl<'a> Wants<'a> {
 
     /// A vector that may be absent.
     pub fn optional_vector(&mut self, from: Source, name: &str, len: usize) -> Option<VectorId> {
+        self.ask(from, name, &[len as u64], Role::Vector, true);
         self.has(from, name).then(|| self.vector(from, name, len))
     }
 
@@ -196,10 +236,17 @@ impl<'a> Wants<'a> {
         if let Some(i) = self.vectors.iter().position(|v| v.from == from && v.name == name) {
             return VectorId(i as u32);
         }
+        self.ask(from, name, dims, Role::Vector, false);
         let quant = self.check(from, name, dims);
         let len = dims.iter().product::<u64>() as usize;
         self.vectors.push(WantedVector { from, name: name.to_owned(), len, quant, negative: false });
         VectorId((self.vectors.len() - 1) as u32)
+    }
+
+    fn ask(&mut self, from: Source, name: &str, dims: &[u64], role: Role, optional: bool) {
+        if !self.asked.iter().any(|a| a.from == from && a.name == name) {
+            self.asked.push(Asked { from, name: name.to_owned(), dims: dims.to_vec(), role, optional });
+        }
     }
 
     /// Compares a wish with the directory; what is wrong goes to the report, and the type then does not matter.
