@@ -64,6 +64,9 @@ pub fn measure(load: &Load<'_>) -> Found {
     for (flag, number) in ["--ctx-size", "--parallel", "--threads"].iter().zip(&numbers) {
         flags.extend([*flag, number]);
     }
+    // As wide as logits are held for, so that all of them, and all of the ingredient logs, are written.
+    let width = width(load).to_string();
+    flags.extend(["--window-max", &width]);
     flags.extend(load.flags);
     let planned = planned(load, &flags);
     let mut command = Command::new(load.programs.join("engine-serve"));
@@ -111,7 +114,7 @@ fn planned(load: &Load<'_>, flags: &[&str]) -> usize {
 /// A prompt that leaves room for a completion, and that completion.
 fn filling(load: &Load<'_>) -> Value {
     let prompt: Vec<usize> = (0..load.context - COMPLETION).map(|i| 100 + i % 7).collect();
-    let width = (LOGIT_ROWS / load.parallel).saturating_sub(1).clamp(1, 32);
+    let width = width(load);
     json!({
         "prompt": prompt, "max_tokens": COMPLETION, "ignore_eos": true, "temperature": 0,
         "speculative": {
@@ -119,6 +122,11 @@ fn filling(load: &Load<'_>) -> Value {
             "window": {"policy": "fixed", "initial": width, "max": width},
         },
     })
+}
+
+/// Drafts of a window.
+fn width(load: &Load<'_>) -> usize {
+    (LOGIT_ROWS / load.parallel).saturating_sub(1).clamp(1, 32)
 }
 
 fn drawing(load: &Load<'_>) -> Value {
