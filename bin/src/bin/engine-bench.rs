@@ -61,7 +61,8 @@ fn read(path: &Path) -> Result<Vec<u8>, Failure> {
 
 fn parse<T: serde::de::DeserializeOwned>(path: &Path) -> Result<T, Failure> {
     let bytes = read(path)?;
-    serde_json::from_slice(&bytes).map_err(|error| Failure::Refused(format!("{}: {error}", path.display())))
+    let refused = |error| format!("{}: not the JSON that --help describes: {error}", path.display());
+    serde_json::from_slice(&bytes).map_err(|error| Failure::Refused(refused(error)))
 }
 
 fn print(value: &impl serde::Serialize) -> Result<(), Failure> {

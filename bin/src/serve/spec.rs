@@ -113,7 +113,7 @@ impl Plan {
         let wanted = match fields.string("strategy")? {
             None | Some("default" | "auto") => return Ok(()),
             Some(name) => Strategy::parse(name)
-                .ok_or_else(|| unknown("speculative.strategy", name, "off, mtp, ngram-suffix, mtp-suffix, default"))?,
+                .ok_or_else(|| unknown("speculative.strategy", name, "auto, off, mtp, ngram-suffix, mtp-suffix"))?,
         };
         self.effective.strategy = wanted;
         let Some(reason) = config.refusal(wanted) else { return Ok(()) };
