@@ -5,7 +5,7 @@ use engine_kernels::ops::kv_cache::KvGeometry;
 
 use super::config::{Arch, Block, Config};
 use super::conventions::Conventions;
-use super::program::{BufferId, Buffers, DeltaGeometry, IndexLayer, MatrixId, Op, RecurrentGeometry, VectorId};
+use super::program::{BufferId, Buffers, DeltaGeometry, IndexLayer, MatrixId, Op, RecurrentGeometry, Trunk, VectorId};
 use super::tensors::{Source, Wants};
 
 /// Writes operation lists down while it collects the tensors and buffers they need.
@@ -54,6 +54,30 @@ impl<'a> Builder<'a> {
     /// A buffer as wide as a hidden row.
     pub fn row(&mut self, name: &'static str) -> BufferId {
         self.buffers.get(name, self.config.d_model)
+    }
+
+    /// A trunk with one residual row: the embedding, what `block` writes for each block, the output norm, the LM head.
+    /// `block` is given the block's place, the residual row and a row for what is normed. The MTP block is fed what the
+    /// LM head reads.
+    pub fn trunk(
+        &mut self,
+        query_kind: Query,
+        block: impl Fn(&mut Self, &mut Vec<Op>, Place<'_>, BufferId, BufferId),
+    ) -> Trunk {
+        let mut ops = Vec::new();
+        let residual = self.row("residual");
+        let normed = self.row("normed");
+        let hidden = self.row("hidden");
+        let (table, rows) = self.embedding();
+        ops.push(Op::Embed { table, dst: residual });
+        for i in 0..self.config.trunk {
+            let (prefix, geometry) = (format!("blk.{i}"), self.config.blocks[i]);
+            let at = Place { from: Source::Model, prefix: &prefix, block: &geometry, query_kind };
+            block(self, &mut ops, at, residual, normed);
+        }
+        self.norm(&mut ops, Source::Model, "output_norm.weight", residual, hidden);
+        let head = self.head(table, rows);
+        Trunk { ops, hidden, head_in: hidden, head }
     }
 
     /// dst = rms(src) * the vector `name` of a hidden row's width.

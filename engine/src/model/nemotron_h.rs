@@ -10,34 +10,22 @@ use super::config::Mixer;
 use super::program::{BufferId, Mamba2Geometry, Op, RecurrentGeometry, Trunk};
 use super::tensors::Source;
 
-/// The trunk; the MTP block is fed what the LM head reads.
+/// The trunk.
 pub fn trunk(b: &mut Builder<'_>) -> Trunk {
-    let mut ops = Vec::new();
-    let x = b.row("residual");
-    let normed = b.row("normed");
-    let hidden = b.row("hidden");
-    let (table, rows) = b.embedding();
-    ops.push(Op::Embed { table, dst: x });
-    for i in 0..b.config.trunk {
-        let prefix = format!("blk.{i}");
-        let block = b.config.blocks[i];
-        let at = Place { from: Source::Model, prefix: &prefix, block: &block, query_kind: Query::Plain };
-        if block.mixer == Mixer::None {
-            b.ffn(&mut ops, at, "attn_norm.weight", x);
-            continue;
+    b.trunk(Query::Plain, |b, ops, at, x, normed| {
+        if at.block.mixer == Mixer::None {
+            b.ffn(ops, at, "attn_norm.weight", x);
+            return;
         }
-        b.norm(&mut ops, Source::Model, &format!("{prefix}.attn_norm.weight"), x, normed);
-        match block.mixer {
-            Mixer::Mamba2 => mamba2(b, &mut ops, &prefix, normed, x),
+        b.norm(ops, at.from, &format!("{}.attn_norm.weight", at.prefix), x, normed);
+        match at.block.mixer {
+            Mixer::Mamba2 => mamba2(b, ops, at.prefix, normed, x),
             _ => {
-                let layer = b.kv_layer(&block);
-                attention(b, &mut ops, at, layer, normed, x);
+                let layer = b.kv_layer(at.block);
+                attention(b, ops, at, layer, normed, x);
             }
         }
-    }
-    b.norm(&mut ops, Source::Model, "output_norm.weight", x, hidden);
-    let head = b.head(table, rows);
-    Trunk { ops, hidden, head_in: hidden, head }
+    })
 }
 
 /// Attention of `normed`, added onto `residual`. Positions serve the causal mask alone.

@@ -8,34 +8,22 @@ use super::config::{Arch, Mixer};
 use super::program::{BufferId, Op, Trunk};
 use super::tensors::Source;
 
-/// The trunk; the MTP block is fed what the LM head reads.
+/// The trunk.
 pub fn trunk(b: &mut Builder<'_>) -> Trunk {
-    let mut ops = Vec::new();
-    let x = b.row("residual");
-    let normed = b.row("normed");
-    let hidden = b.row("hidden");
-    let (table, rows) = b.embedding();
-    ops.push(Op::Embed { table, dst: x });
-    for i in 0..b.config.trunk {
-        let prefix = format!("blk.{i}");
-        let block = b.config.blocks[i];
-        let at = Place { from: Source::Model, prefix: &prefix, block: &block, query_kind: Query::Gated };
-        b.norm(&mut ops, Source::Model, &format!("{prefix}.attn_norm.weight"), x, normed);
-        match block.mixer {
+    b.trunk(Query::Gated, |b, ops, at, x, normed| {
+        b.norm(ops, at.from, &format!("{}.attn_norm.weight", at.prefix), x, normed);
+        match at.block.mixer {
             Mixer::Attention => {
-                let layer = b.kv_layer(&block);
-                attention(b, &mut ops, at, layer, normed, x);
+                let layer = b.kv_layer(at.block);
+                attention(b, ops, at, layer, normed, x);
             }
             _ => {
-                let out = delta_net(b, &mut ops, &prefix, normed);
+                let out = delta_net(b, ops, at.prefix, normed);
                 ops.push(Op::Add { dst: x, src: out });
             }
         }
-        b.ffn(&mut ops, at, "post_attention_norm.weight", x);
-    }
-    b.norm(&mut ops, Source::Model, "output_norm.weight", x, hidden);
-    let head = b.head(table, rows);
-    Trunk { ops, hidden, head_in: hidden, head }
+        b.ffn(ops, at, "post_attention_norm.weight", x);
+    })
 }
 
 /// Gated attention of `normed`, added onto `residual`: heads of q and k are normed before they are rotated; the
