@@ -3,6 +3,8 @@
 //! - [`shards::ModelFile`] opens a model: one GGUF file, any shard of a split one, a directory, or static bytes.
 //! - [`gguf`] reads and writes the GGUF format itself: every value and tensor type, runnable or not.
 //! - [`compat`] is the table of names that tensors of MTP heads go by.
+//! - [`digest`] names files, tensors and whole directories of tensors by SHA-256; [`provenance`] is the record of what a
+//!   file was made from.
 //! - [`text`] is the way between characters and token ids: vocabularies, pre-tokenizers, BPE, chat templates.
 //! - [`mmap`] is the one place with `unsafe`: read-only mappings, and the answer to a file that shrinks under one.
 //! - [`watch::FileWatch`] tells whether mapped files are still what they were.
@@ -11,10 +13,12 @@
 //! What is absent: nothing here waits, allocates by a number a file claims, or panics on file data.
 
 pub mod compat;
+pub mod digest;
 pub mod error;
 pub mod gguf;
 mod heap;
 pub mod mmap;
+pub mod provenance;
 pub mod shards;
 pub mod text;
 pub mod watch;

@@ -11,6 +11,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::{self, File};
+use std::io::Read;
 use std::ops::{Deref, Range};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -281,6 +282,16 @@ impl ModelFile {
         self.shards[t.shard as usize].bytes.slice(start..start + t.bytes as usize)
     }
 
+    /// The same bytes to be read in order, without a mapped page of them: for what is passed on once, however large.
+    ///
+    /// # Panics
+    /// If `t` is of another model.
+    pub fn reader(&self, t: &TensorInfo) -> TensorReader<'_> {
+        let shard = &self.shards[t.shard as usize];
+        assert!(t.start + t.bytes <= shard.bytes.len() as u64, "{} is no tensor of {}", t.name, shard.name());
+        TensorReader { shard, at: t.start, end: t.start + t.bytes }
+    }
+
     /// The files, first shard first.
     pub fn shards(&self) -> &[Shard] {
         &self.shards
@@ -320,6 +331,33 @@ impl ModelFile {
     /// The files whose own pages the data are.
     pub(crate) fn mapped_files(&self) -> impl Iterator<Item = &OpenFile> {
         self.shards.iter().filter(|s| s.mapped).filter_map(|s| s.file.as_ref())
+    }
+}
+
+/// The bytes of a tensor, from its file where they are mapped, else from memory.
+#[derive(Debug)]
+pub struct TensorReader<'a> {
+    shard: &'a Shard,
+    at: u64,
+    end: u64,
+}
+
+impl Read for TensorReader<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
+        let len = buffer.len().min(usize::try_from(self.end - self.at).unwrap_or(usize::MAX));
+        let buffer = &mut buffer[..len];
+        let n = match &self.shard.file {
+            Some(file) if self.shard.mapped => file.read_at(buffer, self.at)?,
+            _ => {
+                buffer.copy_from_slice(&self.shard.bytes[self.at as usize..][..len]);
+                len
+            }
+        };
+        if n == 0 && len > 0 {
+            return Err(std::io::ErrorKind::UnexpectedEof.into());
+        }
+        self.at += n as u64;
+        Ok(n)
     }
 }
 

@@ -11,6 +11,7 @@
 //! path is no change: the mapping keeps the old file, which is how a model is replaced under a running process.
 
 use std::fs::{File, Metadata};
+use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::time::SystemTime;
 
@@ -53,6 +54,11 @@ impl OpenFile {
     /// `stat` is what the system said of `file` before its bytes were read.
     pub fn new(name: &str, file: File, stat: &Metadata) -> Self {
         Self { name: name.to_owned(), file: Arc::new(file), stamp: Stamp::of(stat) }
+    }
+
+    /// Reads from a place of the file, wherever other readers are.
+    pub fn read_at(&self, buffer: &mut [u8], at: u64) -> std::io::Result<usize> {
+        self.file.read_at(buffer, at)
     }
 
     /// Compares the file with what it was.
