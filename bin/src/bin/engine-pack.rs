@@ -1,11 +1,12 @@
-//! `engine-pack`: looks into model files. Exit codes: 0 done, 1 failed, 2 usage, 3 refused input.
+//! `engine-pack`: looks into model files and makes others of them. Exit codes: 0 done, 1 failed, 2 usage, 3 refused
+//! input.
 
-use std::io::{self, Write as _};
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 use engine_bin::flags::long_names;
-use engine_bin::pack::inspect::{self, InspectError, InspectFlags};
+use engine_bin::pack::inspect::{self, InspectFlags};
+use engine_bin::pack::{self, error};
 use engine_bin::report::chain;
 
 #[derive(Parser)]
@@ -22,7 +23,7 @@ enum Verb {
 }
 
 fn main() -> ExitCode {
-    let Verb::Inspect(flags) = match Cli::try_parse_from(long_names(std::env::args_os())) {
+    let verb = match Cli::try_parse_from(long_names(std::env::args_os())) {
         Ok(cli) => cli.verb,
         Err(error) => {
             // Help and version are no errors: clap knows where each goes and what it is worth.
@@ -32,35 +33,9 @@ fn main() -> ExitCode {
     };
     if let Err(error) = engine_io::mmap::install_fault_handler() {
         eprintln!("engine-pack: {}", chain(&error));
-        return ExitCode::from(1);
+        return ExitCode::from(error::FAILED);
     }
-    if let Err(message) = flags.size.check() {
-        eprintln!("engine-pack: {message}");
-        return ExitCode::from(2);
-    }
-    let report = match inspect::inspect(&flags) {
-        Ok(report) => report,
-        Err(error) => {
-            eprintln!("engine-pack: {}", chain(&error));
-            return ExitCode::from(if matches!(error, InspectError::Limits(_)) { 2 } else { 3 });
-        }
-    };
-    match print(&report, flags.json) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("engine-pack: cannot write to standard output: {error}");
-            ExitCode::from(1)
-        }
-    }
-}
-
-fn print(report: &inspect::Report, json: bool) -> io::Result<()> {
-    let mut out = io::stdout().lock();
-    match json {
-        true => {
-            serde_json::to_writer(&mut out, report)?;
-            out.write_all(b"\n")
-        }
-        false => out.write_all(inspect::text(report).as_bytes()),
+    match verb {
+        Verb::Inspect(flags) => pack::end(inspect::inspect(&flags), flags.json, inspect::text),
     }
 }

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 use engine::exec::ExecOptions;
-use engine::limits::{Limits, LimitsError};
+use engine::limits::Limits;
 use engine::memory::{Held, Memory};
 use engine::model::config::{Ffn, Mixer};
 use engine::model::load::{Planned, Repack};
@@ -17,6 +17,7 @@ use serde::Serialize;
 use crate::flags::SizeFlags;
 use crate::memory::{self, Setting, Subject, human};
 use crate::open::ModelSource;
+use crate::pack::PackError;
 use crate::serve::Bounds;
 
 /// Flags of the verb: those of `engine-serve` that memory depends on, with the same defaults.
@@ -31,17 +32,6 @@ pub struct InspectFlags {
     /// Print one JSON object.
     #[arg(long)]
     pub json: bool,
-}
-
-/// Why there is nothing to print.
-#[derive(Debug, thiserror::Error)]
-pub enum InspectError {
-    /// The file, or the model in it.
-    #[error(transparent)]
-    Model(#[from] ModelError),
-    /// Flags that contradict each other.
-    #[error(transparent)]
-    Limits(#[from] LimitsError),
 }
 
 /// What a file is.
@@ -186,9 +176,10 @@ pub struct Totals {
 /// Opens, plans and describes; reads no weights.
 ///
 /// # Errors
-/// [`InspectError`].
-pub fn inspect(flags: &InspectFlags) -> Result<Report, InspectError> {
+/// [`PackError`].
+pub fn inspect(flags: &InspectFlags) -> Result<Report, PackError> {
     let size = &flags.size;
+    size.check().map_err(PackError::Usage)?;
     let (open, load) = (size.open_options(), size.load_options());
     let file = ModelSource::from(flags.model.clone()).open(open).map_err(ModelError::from)?;
     let draft = size.spec_draft_model.as_ref().map(|path| ModelFile::open(path, open)).transpose();

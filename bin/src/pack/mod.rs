@@ -1,3 +1,57 @@
-//! Verbs of `engine-pack`: what a model file is, and what it needs.
+//! Verbs of `engine-pack`: what a model file is and needs, and other files made from it. A module a verb.
+//!
+//! [`output`] writes what is made, [`error`] says why nothing was, [`progress`] how far a run is.
 
+pub mod error;
 pub mod inspect;
+pub mod output;
+pub mod progress;
+
+use std::io::{self, Write as _};
+use std::process::ExitCode;
+
+use serde::Serialize;
+
+pub use error::PackError;
+
+use crate::report::chain;
+
+/// Ends a verb: its report on standard output, for people or as one JSON object, or its error on standard error.
+pub fn end<R: Serialize>(result: Result<R, PackError>, json: bool, text: impl FnOnce(&R) -> String) -> ExitCode {
+    end_with(result, json, text, |_| 0)
+}
+
+/// The same where a report may stand for a check that was not met.
+pub fn end_with<R: Serialize>(
+    result: Result<R, PackError>,
+    json: bool,
+    text: impl FnOnce(&R) -> String,
+    code: impl FnOnce(&R) -> u8,
+) -> ExitCode {
+    let report = match result {
+        Ok(report) => report,
+        Err(error) => {
+            eprintln!("engine-pack: {}", chain(&error));
+            return ExitCode::from(error.code());
+        }
+    };
+    match print(&report, json, text) {
+        Ok(()) => ExitCode::from(code(&report)),
+        Err(error) => {
+            eprintln!("engine-pack: cannot write to standard output: {error}");
+            ExitCode::from(error::FAILED)
+        }
+    }
+}
+
+fn print<R: Serialize>(report: &R, json: bool, text: impl FnOnce(&R) -> String) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    match json {
+        true => {
+            serde_json::to_writer(&mut out, report)?;
+            out.write_all(b"\n")
+        }
+        false => out.write_all(text(report).as_bytes()),
+    }?;
+    out.flush()
+}
