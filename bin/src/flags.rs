@@ -17,6 +17,7 @@ use engine::schedule::Schedule;
 use engine_io::OpenOptions;
 
 use crate::bench::options::{ConventionFlags, KvFlag, RepackFlag, THREADS_MAX, within};
+use crate::memory::SizeFlag;
 use crate::serve::{Bounds, limits};
 
 /// Context of a request where neither flag nor model asks for less.
@@ -203,8 +204,8 @@ pub struct LowArgs {
     pub size: SizeFlags,
     /// Refuse to start if more memory is needed with all slots full: bytes, or with a unit (8GiB, 8192MiB, 8G).
     /// Mapped files and what clients may send do not count; `engine-pack inspect` prints what does.
-    #[arg(long, value_name = "SIZE", value_parser = crate::memory::parse_size)]
-    pub memory_limit: Option<usize>,
+    #[arg(long, value_name = "SIZE", value_parser = SizeFlag::parse)]
+    pub memory_limit: Option<SizeFlag>,
     /// Print the limits that connections and requests meet with these flags and this model, and end.
     #[arg(long)]
     pub limits: bool,
@@ -382,7 +383,7 @@ mod tests {
         let size = &args.low.size;
         assert_eq!((size.parallel, size.exec_options().threads, size.prefill_chunk), (2, 3, 64));
         assert_eq!(size.context(1 << 20), 1 << 20);
-        assert_eq!(resolve("--memory-limit 3GiB").unwrap().low.memory_limit, Some(3 << 30));
+        assert_eq!(resolve("--memory-limit 3GiB").unwrap().low.memory_limit.map(|l| l.bytes), Some(3 << 30));
         assert_eq!(args.speculation.suffix_tokens, 48);
         assert!(args.speculation_for(false).unwrap_err().contains("MTP block"));
         assert_eq!(args.speculation_without_mtp().strategy, Strategy::Off);

@@ -3,7 +3,7 @@
 
 use std::fmt::Write as _;
 
-use engine::exec::ExecOptions;
+use engine::exec::{ExecOptions, KvType};
 use engine::limits::{Limits, LimitsError};
 use engine::memory::{FileSize, Held, Memory, Part, Place};
 use engine::model::load::{Planned, Repack};
@@ -50,13 +50,18 @@ pub struct Setting {
 /// # Errors
 /// Limits that contradict each other.
 pub fn plan(subject: &Subject<'_>, setting: &Setting) -> Result<Memory, LimitsError> {
+    plan_as(subject, setting, false)
+}
+
+/// The same; `mapped` as if all files were mapped.
+fn plan_as(subject: &Subject<'_>, setting: &Setting, mapped: bool) -> Result<Memory, LimitsError> {
     let Subject { file, built_in, draft, planned, tokenizer } = *subject;
     let Setting { repack, ref limits, ref options, ref bounds } = *setting;
     let size = |name, file: &ModelFile, draft: bool, in_program: bool| FileSize {
         name,
         draft,
         bytes: file.file_bytes() as usize,
-        held: if in_program || file.shards().iter().all(|s| s.mapped) { Held::File } else { Held::Memory },
+        held: if in_program || mapped || file.shards().iter().all(|s| s.mapped) { Held::File } else { Held::Memory },
     };
     let mut files = vec![size("model files", file, false, built_in)];
     files.extend(draft.map(|draft| size("draft files", draft, true, false)));
@@ -127,39 +132,66 @@ pub fn read_in_place(memory: &Memory) -> usize {
 }
 
 /// What would make `setting` fit into `most` bytes of memory, the least painful first: what each flag alone would have
-/// to be. `planned` is what `setting` takes now.
+/// to be, and, where none is enough alone, which of them together. `planned` is what `setting` takes now.
 pub fn advice(subject: &Subject<'_>, setting: &Setting, planned: &Memory, most: usize) -> Vec<String> {
-    let bytes = |setting: &Setting| plan(subject, setting).map_or(usize::MAX, |memory| memory.peak());
-    let mut out = Vec::new();
-    let mut offer = |flag: String, bytes: usize| {
+    let needs = |setting: &Setting, mapped| plan_as(subject, setting, mapped).map_or(usize::MAX, |m| m.peak());
+    let resized =
+        |from: &Setting, slots, context| Setting { limits: from.limits.resized(slots, context), ..from.clone() };
+    let Limits { slots, context, .. } = setting.limits;
+    let (mut out, mut enough) = (Vec::new(), false);
+    let mut offer = |flag: &str, bytes: usize| {
         let saved = planned.peak().saturating_sub(bytes);
         if saved > 0 {
+            enough |= bytes <= most;
             let fits = if bytes <= most { "fits" } else { "does not fit alone" };
             out.push(format!("{flag} saves {}: {fits}", human(saved)));
         }
+        saved > 0
     };
-    let with_limits = |limits: Limits| Setting { limits, ..setting.clone() };
-    if setting.repack != Repack::Off {
-        offer("--repack off".to_owned(), bytes(&Setting { repack: Repack::Off, ..setting.clone() }));
+    // What costs no request anything is taken together first.
+    let (mut lowered, mut mapped, mut flags) = (setting.clone(), false, Vec::new());
+    let without_copies = Setting { repack: Repack::Off, ..setting.clone() };
+    if setting.repack != Repack::Off && offer("--repack off", needs(&without_copies, false)) {
+        lowered.repack = Repack::Off;
+        flags.push("--repack off".to_owned());
     }
-    let Limits { slots, context, .. } = setting.limits;
-    let of = |slots, context| with_limits(setting.limits.resized(slots, context));
-    let context_fit = largest(2, context, |context| bytes(&of(slots, context)) <= most).unwrap_or(2);
-    let slots_fit = largest(1, slots, |slots| bytes(&of(slots, context)) <= most).unwrap_or(1);
+    let context_fit = largest(2, context, |n| needs(&resized(setting, slots, n), false) <= most).unwrap_or(2);
+    let slots_fit = largest(1, slots, |n| needs(&resized(setting, n, context), false) <= most).unwrap_or(1);
     if context_fit < context {
-        offer(format!("--ctx-size {context_fit}"), bytes(&of(slots, context_fit)));
+        offer(&format!("--ctx-size {context_fit}"), needs(&resized(setting, slots, context_fit), false));
     }
     if slots_fit < slots {
-        offer(format!("--parallel {slots_fit}"), bytes(&of(slots_fit, context)));
+        offer(&format!("--parallel {slots_fit}"), needs(&resized(setting, slots_fit, context), false));
     }
-    if setting.options.kv_type == engine::exec::KvType::F32 {
-        let options = ExecOptions { kv_type: engine::exec::KvType::F16, ..setting.options };
-        offer("--kv-type f16".to_owned(), bytes(&Setting { options, ..setting.clone() }));
+    let half = ExecOptions { kv_type: KvType::F16, ..setting.options };
+    if setting.options.kv_type == KvType::F32
+        && offer("--kv-type f16", needs(&Setting { options: half, ..setting.clone() }, false))
+    {
+        lowered.options = half;
+        flags.push("--kv-type f16".to_owned());
     }
     if subject.file.shards().iter().any(|s| !s.mapped) && !subject.built_in {
-        let file = subject.file.file_bytes() as usize + subject.draft.map_or(0, |d| d.file_bytes() as usize);
-        offer("mapping the file (no --no-mmap)".to_owned(), planned.peak().saturating_sub(file));
+        const MAPPED: &str = "mapping the file (no --no-mmap)";
+        offer(MAPPED, needs(setting, true));
+        mapped = true;
+        flags.push(MAPPED.to_owned());
     }
+    if enough {
+        return out;
+    }
+    // Then fewer requests, and for the last one fewer tokens.
+    let fits = |slots, context| needs(&resized(&lowered, slots, context), mapped) <= most;
+    let slots_left = largest(1, slots, |n| fits(n, context)).unwrap_or(1);
+    let context_left = largest(2, context, |n| fits(slots_left, n)).unwrap_or(2);
+    if slots_left < slots {
+        flags.push(format!("--parallel {slots_left}"));
+    }
+    if context_left < context {
+        flags.push(format!("--ctx-size {context_left}"));
+    }
+    let bytes = needs(&resized(&lowered, slots_left, context_left), mapped);
+    let fits = if bytes <= most { "fits" } else { "does not fit: the limit is too low for this model" };
+    out.push(format!("{} together take {}: {fits}", flags.join(", "), human(bytes)));
     out
 }
 
@@ -178,6 +210,25 @@ fn largest(least: usize, most: usize, fits: impl Fn(usize) -> bool) -> Option<us
         }
     }
     Some(low)
+}
+
+/// A size that was asked for.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct SizeFlag {
+    /// As it was written.
+    pub typed: String,
+    /// What that is.
+    pub bytes: usize,
+}
+
+impl SizeFlag {
+    /// Reads a flag.
+    ///
+    /// # Errors
+    /// As [`parse_size`].
+    pub fn parse(text: &str) -> Result<Self, String> {
+        Ok(Self { typed: text.to_owned(), bytes: parse_size(text)? })
+    }
 }
 
 /// Bytes of a flag: a number, and K, M or G for powers of 1000, or KiB, MiB or GiB for powers of 1024.

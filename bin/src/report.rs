@@ -1,6 +1,34 @@
-//! How an error that ends a process is written.
+//! What every program writes alike: its result, and the error that ends it.
 
 use std::error::Error;
+use std::fmt::Display;
+use std::io::{self, ErrorKind, Write as _};
+
+/// Writes to stdout. A reader that has gone, as `head` does, has all that it wanted: that is no error.
+///
+/// # Errors
+/// Whatever else keeps the text from being written.
+pub fn print(text: &str) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    printed(out.write_all(text.as_bytes()).and_then(|()| out.flush()))
+}
+
+/// What an attempt to write to stdout came to.
+///
+/// # Errors
+/// As [`print`].
+pub fn printed(written: io::Result<()>) -> io::Result<()> {
+    match written {
+        Err(e) if e.kind() == ErrorKind::BrokenPipe => Ok(()),
+        Err(e) => Err(io::Error::new(e.kind(), format!("cannot write to stdout: {e}"))),
+        Ok(()) => Ok(()),
+    }
+}
+
+/// Writes an error to stderr as every program does. Where nobody reads that either, nothing is left to do.
+pub fn error(text: impl Display) {
+    let _ = writeln!(io::stderr().lock(), "error: {text}");
+}
 
 /// The error and what caused it, one line each; a cause that the line before quotes already is left out.
 pub fn chain(error: &dyn Error) -> String {

@@ -11,7 +11,6 @@ use engine::memory::{Memory, MemoryError};
 use engine::model::conventions::{Conventions, HiddenNorm, MtpNorm};
 use engine::model::load::{LoadOptions, Repack};
 use engine::model::{Model, ModelError};
-use engine_io::text::Tokenizer;
 use engine_io::{ModelFile, OpenOptions};
 
 /// Most workers that a flag may ask for.
@@ -121,31 +120,38 @@ pub struct RunFlags {
     pub conventions: ConventionFlags,
 }
 
+/// The files that a run reads.
+pub struct Files {
+    /// The model.
+    pub model: ModelFile,
+    /// The sidecar.
+    pub draft: Option<ModelFile>,
+}
+
 impl RunFlags {
-    /// Opens and loads the model.
+    /// Opens the files.
     ///
     /// # Errors
-    /// [`ModelError`].
-    pub fn load(&self) -> Result<Arc<Model>, ModelError> {
+    /// What the reader refuses.
+    pub fn open(&self) -> Result<Files, ModelError> {
         let open = OpenOptions { mmap: !self.no_mmap, strict: self.strict };
         let model = ModelFile::open(&self.model, open)?;
         let draft = self.draft_model.as_ref().map(|path| ModelFile::open(path, open)).transpose()?;
+        Ok(Files { model, draft })
+    }
+
+    /// Loads the model.
+    ///
+    /// # Errors
+    /// [`ModelError`].
+    pub fn load(&self, files: Files) -> Result<Arc<Model>, ModelError> {
         let repack = match self.repack {
             RepackFlag::Auto => Repack::Auto,
             RepackFlag::On => Repack::On,
             RepackFlag::Off => Repack::Off,
         };
         let load = LoadOptions { repack, strict: self.strict, conventions: self.conventions.resolve() };
-        Ok(Arc::new(Model::load(&model, draft.as_ref(), load)?))
-    }
-
-    /// The model's tokenizer.
-    ///
-    /// # Errors
-    /// A file that does not open, or whose tokenizer is not one of those implemented.
-    pub fn tokenizer(&self) -> engine_io::Result<Tokenizer> {
-        let file = ModelFile::open(&self.model, OpenOptions { mmap: !self.no_mmap, strict: self.strict })?;
-        Tokenizer::from_meta(file.meta())
+        Ok(Arc::new(Model::load(&files.model, files.draft.as_ref(), load)?))
     }
 
     /// An executor of `limits` for a loaded model.

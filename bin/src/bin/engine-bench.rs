@@ -11,8 +11,8 @@ use engine_bin::bench::eval::{self, EvalFlags};
 use engine_bin::bench::ppl::{self, PplFlags};
 use engine_bin::bench::single::Single;
 use engine_bin::bench::speed::{self, SpeedFlags};
-use engine_bin::report::chain;
-use engine_io::text::EncodeOptions;
+use engine_bin::report::{self, chain};
+use engine_io::text::{EncodeOptions, Tokenizer};
 
 #[derive(Parser)]
 #[command(name = "engine-bench", version, about = "Measures models: numerics, perplexity, speed.")]
@@ -66,10 +66,12 @@ fn parse<T: serde::de::DeserializeOwned>(path: &Path) -> Result<T, Failure> {
 }
 
 fn print(value: &impl serde::Serialize) -> Result<(), Failure> {
-    let failed = |error: io::Error| Failure::Failed(format!("cannot write to standard output: {error}"));
-    let mut out = io::stdout().lock();
-    serde_json::to_writer(&mut out, value).map_err(|error| failed(error.into()))?;
-    io::Write::write_all(&mut out, b"\n").map_err(failed)
+    let text = serde_json::to_string(value).map_err(failed)?;
+    say(&format!("{text}\n"))
+}
+
+fn say(text: &str) -> Result<(), Failure> {
+    report::print(text).map_err(failed)
 }
 
 fn main() -> ExitCode {
@@ -85,13 +87,13 @@ fn main() -> ExitCode {
         Err(Failure::Refused(text)) => (3, text),
         Err(Failure::Failed(text)) => (1, text),
     };
-    eprintln!("engine-bench: {text}");
+    report::error(text);
     ExitCode::from(code)
 }
 
 fn run_eval(flags: &EvalFlags) -> Result<(), Failure> {
     let input: eval::Input = parse(&flags.tokens)?;
-    let model = flags.run.load().map_err(refused)?;
+    let model = flags.run.open().and_then(|files| flags.run.load(files)).map_err(refused)?;
     let reason = match &model.mtp {
         MtpStatus::Unavailable(reason) => Some(reason.as_str()),
         MtpStatus::Own | MtpStatus::Sidecar => None,
@@ -131,10 +133,11 @@ enum TokenFile {
 }
 
 fn run_ppl(flags: &PplFlags) -> Result<(), Failure> {
+    let files = flags.run.open().map_err(refused)?;
     let tokens = match (&flags.text, &flags.tokens) {
         (Some(text), _) => {
             let text = read(text)?;
-            let tokenizer = flags.run.tokenizer().map_err(refused)?;
+            let tokenizer = Tokenizer::from_meta(files.model.meta()).map_err(refused)?;
             tokenizer.encode(&text, EncodeOptions::default())
         }
         (None, Some(tokens)) => match parse(tokens)? {
@@ -142,7 +145,7 @@ fn run_ppl(flags: &PplFlags) -> Result<(), Failure> {
         },
         (None, None) => unreachable!("clap requires one of them"),
     };
-    let model = flags.run.load().map_err(refused)?;
+    let model = flags.run.load(files).map_err(refused)?;
     ppl::check(&tokens, model.vocab).map_err(refused)?;
     let limits = ppl::limits(&tokens);
     let files = model.files.clone();
@@ -153,12 +156,11 @@ fn run_ppl(flags: &PplFlags) -> Result<(), Failure> {
     if flags.json {
         return print(&found);
     }
-    println!("perplexity {:.4} over {} tokens (mean {:.5} nats)", found.ppl, found.tokens, found.mean_nll);
-    Ok(())
+    say(&format!("perplexity {:.4} over {} tokens (mean {:.5} nats)\n", found.ppl, found.tokens, found.mean_nll))
 }
 
 fn run_speed(flags: &SpeedFlags) -> Result<(), Failure> {
-    let model = flags.run.load().map_err(refused)?;
+    let model = flags.run.open().and_then(|files| flags.run.load(files)).map_err(refused)?;
     let limits = speed::limits(flags);
     let files = model.files.clone();
     let mut single = Single::new(flags.run.executor(model, &limits).map_err(too_large)?, &limits);
@@ -168,12 +170,12 @@ fn run_speed(flags: &SpeedFlags) -> Result<(), Failure> {
     if flags.json {
         return print(&found);
     }
-    println!(
-        "prefill {:.1} tok/s, decode {:.2} tok/s, {} threads",
+    let mut text = format!(
+        "prefill {:.1} tok/s, decode {:.2} tok/s, {} threads\n",
         found.prefill_tok_s, found.decode_tok_s, found.threads
     );
     for (rows, ms) in &found.rows_ms {
-        println!("{rows:>4} rows {ms:>9.3} ms");
+        text.push_str(&format!("{rows:>4} rows {ms:>9.3} ms\n"));
     }
-    Ok(())
+    say(&text)
 }

@@ -7,7 +7,7 @@ use clap::{Parser, Subcommand};
 use engine_bin::flags::long_names;
 use engine_bin::pack::inspect::{self, InspectFlags};
 use engine_bin::pack::{self, error};
-use engine_bin::report::chain;
+use engine_bin::report::{self, chain};
 
 #[derive(Parser)]
 #[command(name = "engine-pack", version, about = "Looks into model files.")]
@@ -27,12 +27,15 @@ fn main() -> ExitCode {
         Ok(cli) => cli.verb,
         Err(error) => {
             // Help and version are no errors: clap knows where each goes and what it is worth.
-            let _ = error.print();
+            if let Err(unwritten) = report::printed(error.print()) {
+                report::error(unwritten);
+                return ExitCode::FAILURE;
+            }
             return ExitCode::from(error.exit_code() as u8);
         }
     };
     if let Err(error) = engine_io::mmap::install_fault_handler() {
-        eprintln!("engine-pack: {}", chain(&error));
+        report::error(chain(&error));
         return ExitCode::from(error::FAILED);
     }
     match verb {

@@ -1,7 +1,7 @@
 //! `engine-serve`: serves a model over HTTP. Exit codes: 0 done, 1 failed, 2 usage, 3 refused input, 70 internal,
 //! 130 and 143 after a second signal.
 
-use std::io::{IsTerminal as _, Write as _};
+use std::io::IsTerminal as _;
 use std::process::ExitCode;
 use std::sync::{Arc, OnceLock};
 use std::thread;
@@ -11,7 +11,7 @@ use crossbeam::channel::{self, RecvTimeoutError};
 use engine::api::Command;
 use engine::engine::EngineHandle;
 use engine_bin::flags::{LowArgs, ServeArgs};
-use engine_bin::report::chain;
+use engine_bin::report::{self, chain};
 use engine_bin::serve::start::{self, Files, LoadError};
 use engine_bin::serve::{Config, Exit, Handle, ListenError, Parts, Server, limits_table};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -28,7 +28,7 @@ fn main() -> ExitCode {
     let signals = match Signals::new([SIGTERM, SIGINT, SIGHUP]) {
         Ok(signals) => signals,
         Err(error) => {
-            eprintln!("error: cannot watch for signals: {error}");
+            report::error(format!("cannot watch for signals: {error}"));
             return ExitCode::FAILURE;
         }
     };
@@ -36,8 +36,8 @@ fn main() -> ExitCode {
         Ok(args) => args,
         Err(error) => {
             // Help and version are no errors: clap knows where each goes and what it is worth.
-            if let Err(unwritten) = error.print() {
-                eprintln!("error: cannot write to stdout or stderr: {unwritten}");
+            if let Err(unwritten) = report::printed(error.print()) {
+                report::error(unwritten);
                 return ExitCode::FAILURE;
             }
             return ExitCode::from(error.exit_code() as u8);
@@ -46,7 +46,7 @@ fn main() -> ExitCode {
     let args = match args.resolve() {
         Ok(args) => args,
         Err(message) => {
-            eprintln!("error: {message}");
+            report::error(message);
             return ExitCode::from(2);
         }
     };
@@ -56,7 +56,7 @@ fn main() -> ExitCode {
     match run(args, signals) {
         Ok(code) => ExitCode::from(code),
         Err(error) => {
-            eprintln!("error: {}", chain(error.as_ref()));
+            report::error(chain(error.as_ref()));
             let load = error.downcast_ref().map(LoadError::code);
             let listen = error.downcast_ref().map(ListenError::code);
             ExitCode::from(load.or(listen).unwrap_or(1))
@@ -70,7 +70,7 @@ fn run(args: ServeArgs, signals: Signals) -> Result<u8, Box<dyn std::error::Erro
     let files = start::open(&args)?;
     let context = args.low.size.context(start::context_train(&files)?);
     if args.low.limits {
-        say(&limits_table(&args.low.size.limits(context), &args.bounds()))?;
+        report::print(&limits_table(&args.low.size.limits(context), &args.bounds()))?;
         return Ok(0);
     }
     let config = Config {
@@ -92,7 +92,7 @@ fn run(args: ServeArgs, signals: Signals) -> Result<u8, Box<dyn std::error::Erro
     let strategy = parts.spec.default.strategy.name();
     server.serve(parts)?;
     tracing::info!(model, strategy, context, parallel, threads, "serving");
-    say(&format!("listening on http://{}\n", server.address()))?;
+    report::print(&format!("listening on http://{}\n", server.address()))?;
     let exit = server.join();
     if let Exit::Signal(_) = exit {
         return Ok(exit.code());
@@ -127,13 +127,6 @@ fn load(args: ServeArgs, files: Files, server: &Server) -> std::io::Result<Optio
             },
         }
     }
-}
-
-/// Writes to stdout.
-fn say(text: &str) -> std::io::Result<()> {
-    let mut out = std::io::stdout();
-    let written = out.write_all(text.as_bytes()).and_then(|()| out.flush());
-    written.map_err(|e| std::io::Error::new(e.kind(), format!("cannot write to stdout: {e}")))
 }
 
 /// The first signal asks for an end, the second ends. Before there is a server to ask, the first ends: nobody is served.

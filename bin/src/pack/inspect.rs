@@ -75,6 +75,10 @@ pub struct Report {
     pub vocabulary: Vocabulary,
     /// Tensors that no operation reads.
     pub unexpected: Vec<String>,
+    /// Tensors of the MTP head that are read under another name, a line for each.
+    pub renamed: Vec<String>,
+    /// Tensors of the MTP head that are left out, a line for each, with the reason.
+    pub dropped: Vec<String>,
     /// What was odd but no reason to refuse.
     pub warnings: Vec<String>,
     /// What memory was planned for.
@@ -185,7 +189,11 @@ pub fn inspect(flags: &InspectFlags) -> Result<Report, PackError> {
     let draft = size.spec_draft_model.as_ref().map(|path| ModelFile::open(path, open)).transpose();
     let draft = draft.map_err(ModelError::from)?;
     let (kind, planned) = match Planned::new(&file, draft.as_ref(), load) {
-        Err(ModelError::Sidecar { .. }) if draft.is_none() => (Kind::Sidecar, Planned::sidecar(&file, load)?),
+        // A head by another number is no model for another reason; it is a sidecar all the same.
+        Err(error) if draft.is_none() => match (error, Planned::sidecar(&file, load)) {
+            (_, Ok(planned)) => (Kind::Sidecar, planned),
+            (ModelError::Sidecar { .. }, Err(error)) | (error, Err(_)) => return Err(error.into()),
+        },
         planned => (Kind::Model, planned?),
     };
     let tokenizer = Tokenizer::from_meta(file.meta());
@@ -229,6 +237,8 @@ pub fn inspect(flags: &InspectFlags) -> Result<Report, PackError> {
             .collect(),
         vocabulary,
         unexpected: model.unexpected.clone(),
+        renamed: planned.renamed().to_vec(),
+        dropped: planned.dropped().to_vec(),
         warnings: file.warnings().to_vec(),
         setting: planning(&limits, &options, load.repack, open.mmap),
         memory: Totals {
@@ -362,6 +372,12 @@ pub fn text(report: &Report) -> String {
     }
     for name in &report.unexpected {
         line("unread tensor", name.clone());
+    }
+    for renamed in &report.renamed {
+        line("MTP head", renamed.clone());
+    }
+    for dropped in &report.dropped {
+        line("MTP head", format!("left out {dropped}"));
     }
     for warning in &report.warnings {
         line("warning", warning.clone());

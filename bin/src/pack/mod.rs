@@ -7,14 +7,14 @@ pub mod inspect;
 pub mod output;
 pub mod progress;
 
-use std::io::{self, Write as _};
+use std::io;
 use std::process::ExitCode;
 
 use serde::Serialize;
 
 pub use error::PackError;
 
-use crate::report::chain;
+use crate::report::{self, chain};
 
 /// Ends a verb: its report on standard output, for people or as one JSON object, or its error on standard error.
 pub fn end<R: Serialize>(result: Result<R, PackError>, json: bool, text: impl FnOnce(&R) -> String) -> ExitCode {
@@ -28,30 +28,25 @@ pub fn end_with<R: Serialize>(
     text: impl FnOnce(&R) -> String,
     code: impl FnOnce(&R) -> u8,
 ) -> ExitCode {
-    let report = match result {
-        Ok(report) => report,
+    let found = match result {
+        Ok(found) => found,
         Err(error) => {
-            eprintln!("engine-pack: {}", chain(&error));
+            report::error(chain(&error));
             return ExitCode::from(error.code());
         }
     };
-    match print(&report, json, text) {
-        Ok(()) => ExitCode::from(code(&report)),
+    match print(&found, json, text) {
+        Ok(()) => ExitCode::from(code(&found)),
         Err(error) => {
-            eprintln!("engine-pack: cannot write to standard output: {error}");
+            report::error(error);
             ExitCode::from(error::FAILED)
         }
     }
 }
 
-fn print<R: Serialize>(report: &R, json: bool, text: impl FnOnce(&R) -> String) -> io::Result<()> {
-    let mut out = io::stdout().lock();
+fn print<R: Serialize>(found: &R, json: bool, text: impl FnOnce(&R) -> String) -> io::Result<()> {
     match json {
-        true => {
-            serde_json::to_writer(&mut out, report)?;
-            out.write_all(b"\n")
-        }
-        false => out.write_all(text(report).as_bytes()),
-    }?;
-    out.flush()
+        true => report::print(&format!("{}\n", serde_json::to_string(found)?)),
+        false => report::print(&text(found)),
+    }
 }

@@ -67,6 +67,12 @@ impl ApiError {
         Self::new(400, INVALID, "unsupported_parameter", message).at(param)
     }
 
+    /// A field of an object all of whose fields are known.
+    pub(crate) fn unknown_field(param: &str, known: &[&str]) -> Self {
+        let message = format!("{param} is not known; the fields here are {}", known.join(", "));
+        Self::new(400, INVALID, "unsupported_parameter", message).at(param)
+    }
+
     pub(crate) fn unsupported_value(param: &str, message: impl AsRef<str>) -> Self {
         Self::new(400, INVALID, "unsupported_value", format!("{param}: {}", message.as_ref())).at(param)
     }

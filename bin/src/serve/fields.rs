@@ -97,7 +97,7 @@ impl<'a, 'p> Fields<'a, 'p> {
     /// Refuses every key not in `known`: inside this object an unknown key would change meaning.
     pub(crate) fn only(&self, known: &[&str]) -> Result<(), ApiError> {
         match self.map.iter().find(|(key, value)| !value.is_null() && !known.contains(&key.as_str())) {
-            Some((key, _)) => Err(ApiError::unsupported_parameter(&self.path(key))),
+            Some((key, _)) => Err(ApiError::unknown_field(&self.path(key), known)),
             None => Ok(()),
         }
     }

@@ -56,6 +56,14 @@ pub struct ModelInfo {
     pub sampling: SamplingDefaults,
 }
 
+/// The name with the type of most weights, unless it says that itself.
+fn display_name(id: &str, ftype: &str) -> String {
+    match id.to_ascii_uppercase().contains(&ftype.to_ascii_uppercase()) {
+        true => id.to_owned(),
+        false => format!("{id} {ftype}"),
+    }
+}
+
 /// The `/v1/models` entry.
 pub(crate) fn entry(info: &ModelInfo, spec: &SpecConfig) -> Value {
     json!({
@@ -65,7 +73,7 @@ pub(crate) fn entry(info: &ModelInfo, spec: &SpecConfig) -> Value {
         "created": info.created,
         "created_at": rfc3339(info.created),
         "owned_by": "engine",
-        "display_name": format!("{} {}", info.id, info.ftype),
+        "display_name": display_name(&info.id, &info.ftype),
         "lifecycle": "active",
         "max_model_len": info.n_ctx,
         "max_input_tokens": info.n_ctx - 1,
@@ -130,6 +138,13 @@ fn rfc3339(seconds: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_name_says_its_type_once() {
+        assert_eq!(display_name("coder", "Q8_0"), "coder Q8_0");
+        assert_eq!(display_name("coder-Q8_0", "Q8_0"), "coder-Q8_0");
+        assert_eq!(display_name("coder.q4_k_m", "Q4_K"), "coder.q4_k_m");
+    }
 
     #[test]
     fn dates() {

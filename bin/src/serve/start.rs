@@ -16,7 +16,7 @@ use engine_io::text::{TemplateError, Tokenizer};
 
 use crate::canary::{self, Verdict};
 use crate::flags::ServeArgs;
-use crate::memory::{self, Setting, Subject};
+use crate::memory::{self, Setting, SizeFlag, Subject};
 use crate::open::{BUILT_IN, ModelSource, Opened};
 use crate::serve::gguf_text::GgufText;
 use crate::serve::info::{ModelInfo, SamplingDefaults};
@@ -107,7 +107,7 @@ pub fn load(args: &ServeArgs, files: Files) -> Result<(Parts, EngineHandle), Loa
     let built_in = args.low.model.is_none();
     let subject = Subject { file: &file, built_in, draft, planned: &planned, tokenizer: Some(&tokenizer) };
     let setting = Setting { repack: load.repack, limits: limits.clone(), options, bounds: args.bounds() };
-    admit(args.low.memory_limit, &subject, &setting)?;
+    admit(args.low.memory_limit.as_ref(), &subject, &setting)?;
     let Opened { file, mut model, tokenizer, pieces } = Opened::load(file, draft, planned, tokenizer, load.repack)?;
     for warning in file.warnings() {
         tracing::warn!("{warning}");
@@ -130,6 +130,8 @@ pub fn load(args: &ServeArgs, files: Files) -> Result<(Parts, EngineHandle), Loa
     let head = draft.map_or_else(|| file.name(), ModelFile::name);
     let verdict = canary::judge(&mut model, &tokenizer, options, &head, args.low.mtp_force);
     let executor = CpuExecutor::new(Arc::clone(&model), limits.clone(), options);
+    // Before anything is logged: where it fails, the error says why there is no block, and that once.
+    let spec = speculation(args, verdict, executor.mtp_status())?;
     match executor.mtp_status() {
         // Told already, with the likely causes.
         MtpStatus::Unavailable(_) if verdict == Verdict::Dropped => {}
@@ -141,7 +143,6 @@ pub fn load(args: &ServeArgs, files: Files) -> Result<(Parts, EngineHandle), Loa
         }
         MtpStatus::Own | MtpStatus::Sidecar => {}
     }
-    let spec = speculation(args, verdict, executor.mtp_status())?;
     let info = describe(args, &file, &model, context, text.vocab());
     let settings = Settings { schedule: args.schedule, cost: None };
     watch::start(model.files.clone()).map_err(LoadError::Watch)?;
@@ -183,15 +184,15 @@ fn speculation(args: &ServeArgs, verdict: Verdict, status: &MtpStatus) -> Result
 }
 
 /// Whether the memory that is needed is within the limit, and can be had.
-fn admit(limit: Option<usize>, subject: &Subject<'_>, setting: &Setting) -> Result<(), LoadError> {
+fn admit(limit: Option<&SizeFlag>, subject: &Subject<'_>, setting: &Setting) -> Result<(), LoadError> {
     let planned = memory::plan(subject, setting).map_err(MemoryError::from)?;
     let bytes = planned.peak();
-    if let Some(most) = limit.filter(|most| bytes > *most) {
+    if let Some(SizeFlag { typed, bytes: most }) = limit.filter(|most| bytes > most.bytes) {
         let advice: Vec<String> =
-            memory::advice(subject, setting, &planned, most).iter().map(|line| format!("  {line}\n")).collect();
-        let (needed, allowed) = (memory::human(bytes), memory::human(most));
+            memory::advice(subject, setting, &planned, *most).iter().map(|line| format!("  {line}\n")).collect();
+        let (needed, allowed) = (memory::human(bytes), memory::human(*most));
         return Err(LoadError::Unmet(format!(
-            "--memory-limit {most} allows {allowed} and {needed} are needed:\n{}what would help:\n{}",
+            "--memory-limit {typed} allows {allowed} and {needed} are needed:\n{}what would help:\n{}",
             memory::table(&planned),
             advice.concat().trim_end_matches('\n')
         )));

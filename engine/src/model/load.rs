@@ -153,6 +153,21 @@ impl Planned {
         Ok(Self { config, plan, own, beside: None })
     }
 
+    /// Tensors of the MTP head that are read under another name than the file's, a line for each.
+    pub fn renamed(&self) -> &[String] {
+        &self.head().renamed
+    }
+
+    /// Tensors of the MTP head that are left out, a line for each, with the reason.
+    pub fn dropped(&self) -> &[String] {
+        &self.head().dropped
+    }
+
+    /// The head that drafts is the one whose names matter.
+    fn head(&self) -> &Directory {
+        self.beside.as_ref().unwrap_or(&self.own)
+    }
+
     /// Reads the weights from the files that were planned.
     ///
     /// # Errors
@@ -173,7 +188,6 @@ impl Planned {
         let files = FileWatch::of(std::iter::once(model).chain(draft));
         files.check()?;
         let Plan { program, vocab, mtp, unexpected, .. } = plan;
-        // The head that drafts is the one whose names matter.
         let Directory { renamed, dropped, .. } = beside.unwrap_or(own);
         Ok(Model { config, program, weights, vocab, mtp, unexpected, renamed, dropped, files })
     }

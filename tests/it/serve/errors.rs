@@ -99,6 +99,27 @@ fn bad_prompts_are_named() {
     assert_eq!(fake.submissions().len(), 0);
 }
 
+/// Inside an object whose every field acts, a name that nothing knows is refused with those that are known.
+#[test]
+fn misspelt_fields_are_told_the_names_that_exist() {
+    let fake = Fake::start(hello);
+    let speculative = "strategy, mtp_tokens, suffix_min, suffix_max, suffix_tokens, window, on_unavailable";
+    for (field, value, param, names) in [
+        ("speculative", json!({"stratergy": "off"}), "speculative.stratergy", speculative),
+        ("speculative", json!({"window": {"size": 4}}), "speculative.window.size", "policy, initial, min, max"),
+        ("stream_options", json!({"usage": true}), "stream_options.usage", "include_usage, continuous_usage_stats"),
+    ] {
+        let mut body = json!({"prompt": "x", "stream": true});
+        body[field] = value;
+        let answer = ask(fake.address(), "/v1/completions", &body);
+        let error = &answer.json()["error"];
+        assert_eq!((answer.status, error["param"].as_str()), (400, Some(param)), "{error}");
+        let message = error["message"].as_str().unwrap();
+        assert!(message.starts_with(&format!("{param} is not known; the fields here are {names}")), "{message}");
+    }
+    assert_eq!(fake.submissions().len(), 0);
+}
+
 #[test]
 fn null_is_absent_and_unknown_fields_are_listed() {
     let fake = Fake::start(hello);

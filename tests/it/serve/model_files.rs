@@ -40,6 +40,7 @@ fn refused(flags: &[&str], parts: &[&str]) {
     for part in parts {
         assert!(text.contains(part), "`{text}` does not say `{part}`");
     }
+    assert!(text.matches("converted with its MTP block").count() <= 1, "a reason is told once: {text}");
     for debug in ["panicked", "Some(", "None", "because"] {
         assert!(!text.contains(debug), "`{text}` has `{debug}`");
     }

@@ -228,6 +228,55 @@ fn a_full_stdout_is_named() {
     }
 }
 
+/// Who has read enough is no error of any program, as with `| head`.
+#[test]
+fn a_reader_that_has_gone_is_no_error() {
+    let folder = tempfile::tempdir().unwrap();
+    let text = folder.path().join("text");
+    std::fs::write(&text, "def add(a, b):\n    return a + b\n").unwrap();
+    let model = engine_tests::fixtures::workspace().join("bin/model/slipstream-tiny-coder-Q8_0.gguf");
+    let (model, text) = (model.to_str().unwrap(), text.to_str().unwrap());
+    let ppl = ["ppl", "--model", model, "--text", text, "--threads", "1"];
+    let json = [&ppl[..], &["--json"]].concat();
+    let rows: [(&str, &[&str]); 9] = [
+        ("engine-pack", &["inspect"]),
+        ("engine-pack", &["inspect", "--json"]),
+        ("engine-pack", &["--help"]),
+        ("engine-bench", &ppl),
+        ("engine-bench", &json),
+        ("engine-bench", &["--help"]),
+        ("engine-serve", &["--help"]),
+        ("engine-serve", &["--limits"]),
+        ("engine-serve", &["--version"]),
+    ];
+    for (name, flags) in rows {
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let output = Command::new(program(name)).args(flags).stdout(writer).stderr(Stdio::piped()).output().unwrap();
+        let error = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!((output.status.code(), error.as_str()), (Some(0), ""), "{name} {flags:?}");
+    }
+}
+
+/// An error looks the same whoever has it.
+#[test]
+fn errors_begin_alike() {
+    let rows: [(&str, &[&str], i32); 6] = [
+        ("engine-pack", &["inspect", "no-such.gguf"], 3),
+        ("engine-pack", &["inspect", "--ctx-size", "1"], 2),
+        ("engine-bench", &["speed", "--model", "no-such.gguf"], 3),
+        ("engine-bench", &["ppl", "--model", "no-such.gguf", "--text", "no-such.txt"], 3),
+        ("engine-serve", &["--model", "no-such.gguf"], 3),
+        ("engine-serve", &["--suffix-min", "9", "--suffix-max", "8"], 2),
+    ];
+    for (name, flags, code) in rows {
+        let output = Command::new(program(name)).args(flags).output().unwrap();
+        let error = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(code), "{name} {flags:?}: {error}");
+        assert!(error.starts_with("error: ") && error.matches("error: ").count() == 1, "{name} {flags:?}: {error}");
+    }
+}
+
 #[test]
 fn exit_codes() {
     assert_eq!(run(&["--help"]).0, Some(0));
