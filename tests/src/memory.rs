@@ -16,7 +16,7 @@ const LOOK: Duration = Duration::from_millis(2);
 /// Rows of logits that are held at once: what windows of all slots together fill.
 const LOGIT_ROWS: usize = 64;
 /// Tokens of a completion.
-const COMPLETION: usize = 100;
+pub const COMPLETION: usize = 100;
 
 /// How a server is loaded.
 #[derive(Clone, Debug)]
@@ -148,6 +148,11 @@ fn post(address: SocketAddr, body: &Value) {
     let mut answer = String::new();
     stream.read_to_string(&mut answer).expect("the server answers");
     assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
+}
+
+/// Anonymous memory of a process.
+pub fn anonymous(pid: u32) -> usize {
+    status(pid, "RssAnon:")
 }
 
 /// A number of `/proc/PID/status`, in bytes; 0 where the process has ended.

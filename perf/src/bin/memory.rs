@@ -1,21 +1,65 @@
-//! Memory of a server with all slots full, planned beside measured, as CSV.
+//! Memory of a server with all slots full, planned beside measured, as CSV: `memory --help`.
 //!
-//! `cargo build --release -p engine-bin -p engine-perf && target/release/memory [--model PATH] [--ctx-size N]
-//! [--parallel N] [--threads N]`. Without a model, one of the shape of Qwen3.5-0.8B is made of random weights in a
-//! temporary folder (`engine_perf::qwen35`). Runs `engine-serve` and `engine-pack` that lie beside it.
+//! `cargo build --release -p engine-bin -p engine-perf && target/release/memory`. Without a model, one of the shape of
+//! Qwen3.5-0.8B is made of random weights in a temporary folder (`engine_perf::qwen35`). Runs `engine-serve` and
+//! `engine-pack` that lie beside it; a debug build measures the same memory, slowly.
 
 use std::error::Error;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use clap::{Parser, ValueEnum};
 use engine_perf::qwen35;
-use engine_tests::memory::{Load, measure};
+use engine_tests::memory::{COMPLETION, Load, measure};
 
 /// Seed of the weights.
 const SEED: u64 = 1;
 
+/// Memory of a server with all slots full, planned beside measured, as CSV: a row for each way to hold the weights.
+/// Exit codes: 0 plan and measurement agree within 2 % or 16 MiB, 1 they do not or something failed, 2 usage.
+#[derive(Parser)]
+#[command(version)]
+struct Flags {
+    /// A GGUF file [default: one of the shape of Qwen3.5-0.8B in Q8_0, made of random weights]
+    #[arg(long, value_name = "PATH")]
+    model: Option<PathBuf>,
+    /// Tokens of a request.
+    #[arg(long, value_name = "N", default_value_t = 1024)]
+    ctx_size: usize,
+    /// Requests at once.
+    #[arg(long, value_name = "N", default_value_t = 4)]
+    parallel: usize,
+    /// Workers.
+    #[arg(long, value_name = "N", default_value_t = 2)]
+    threads: usize,
+    /// What `--repack` of the server is.
+    #[arg(long, value_enum, default_value = "both")]
+    repack: Rows,
+}
+
+/// Which rows are measured.
+#[derive(Clone, Copy, ValueEnum)]
+enum Rows {
+    /// Every matrix is copied.
+    On,
+    /// Weights stay in the file.
+    Off,
+    /// One row each.
+    Both,
+}
+
+impl Rows {
+    fn settings(self) -> &'static [&'static str] {
+        match self {
+            Self::On => &["on"],
+            Self::Off => &["off"],
+            Self::Both => &["on", "off"],
+        }
+    }
+}
+
 fn main() -> ExitCode {
-    match run() {
+    match run(Flags::parse()) {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => {
             eprintln!("error: plan and measurement differ by more than 2 % and 16 MiB");
@@ -29,18 +73,11 @@ fn main() -> ExitCode {
 }
 
 /// Whether every row agrees.
-fn run() -> Result<bool, Box<dyn Error>> {
-    let (mut model, mut context, mut parallel, mut threads) = (None, 1024, 4, 2);
-    let mut words = std::env::args().skip(1);
-    while let Some(word) = words.next() {
-        let value = words.next().ok_or_else(|| format!("{word} wants a value"))?;
-        match word.as_str() {
-            "--model" => model = Some(PathBuf::from(value)),
-            "--ctx-size" => context = value.parse()?,
-            "--parallel" => parallel = value.parse()?,
-            "--threads" => threads = value.parse()?,
-            _ => return Err(format!("unknown argument {word}").into()),
-        }
+fn run(flags: Flags) -> Result<bool, Box<dyn Error>> {
+    let Flags { model, ctx_size: context, parallel, threads, repack } = flags;
+    // A slot is filled by a prompt and a completion.
+    if context <= COMPLETION || parallel == 0 || threads == 0 {
+        return Err(format!("--ctx-size is at least {}, --parallel and --threads at least 1", COMPLETION + 1).into());
     }
     let folder = tempfile::tempdir()?;
     let model = match model {
@@ -58,7 +95,7 @@ fn run() -> Result<bool, Box<dyn Error>> {
         "model,ctx_size,parallel,threads,repack,planned_bytes,anonymous_peak_bytes,difference_pct,resident_peak_bytes"
     );
     let mut good = true;
-    for repack in ["on", "off"] {
+    for repack in repack.settings() {
         let flags = ["--repack", repack];
         let load = Load { programs: &programs, model: Some(&model), context, parallel, threads, flags: &flags };
         let found = measure(&load);
