@@ -14,13 +14,13 @@ use super::{exact, generate, integer, load, single};
 
 const MODELS: &[&str] = &[
     "llama-tiny/llama-tiny-Q4_1.gguf",
-    "qwen35-tiny/qwen35-tiny-F32.gguf",
+    "qwen35-tiny/qwen35-tiny-BF16.gguf",
     "qwen35-tiny/qwen35-tiny-Q4_0.gguf",
     "qwen35-tiny-untied/qwen35-tiny-untied-Q8_0.gguf",
     "qwen35-tiny-k/qwen35-tiny-k-Q4_K_M.gguf",
     "qwen35moe-tiny/qwen35moe-tiny-Q8_0.gguf",
     "qwen35moe-tiny/qwen35moe-tiny-F32.gguf",
-    "qwen4exp-tiny/qwen4exp-tiny-F32.gguf",
+    "qwen4exp-tiny/qwen4exp-tiny-BF16.gguf",
     "nemotronh-tiny/nemotronh-tiny-Q8_0.gguf",
     "nemotronh-tiny/nemotronh-tiny-F32.gguf",
 ];

@@ -13,7 +13,7 @@ use super::{exact, load, open, single};
 use engine_bin::bench::single::Want;
 
 const LLAMA: &str = "llama-tiny/llama-tiny-F32.gguf";
-const QWEN: &str = "qwen35-tiny/qwen35-tiny-F32.gguf";
+const QWEN: &str = "qwen35-tiny/qwen35-tiny-BF16.gguf";
 
 #[test]
 fn an_edit_that_changes_nothing_is_the_model() {
@@ -133,14 +133,15 @@ fn fused_projections_are_the_separate_ones() {
             let mut data = Vec::new();
             let mut rows = 0;
             let mut width = 0;
+            let mut kind = TensorType::F32;
             for part in ["attn_q", "attn_k", "attn_v"] {
                 let t = edit.tensor(&format!("blk.{block}.{part}.weight"));
                 data.extend_from_slice(&t.data);
-                (width, rows) = (t.dims[0], rows + t.dims[1]);
+                (width, rows, kind) = (t.dims[0], rows + t.dims[1], t.kind);
             }
             edit = edit.drop(|n| ["q", "k", "v"].iter().any(|p| n == format!("blk.{block}.attn_{p}.weight")));
             let name = format!("blk.{block}.attn_qkv.weight");
-            edit.tensors.push(Tensor { name, dims: vec![width, rows], kind: TensorType::F32, data });
+            edit.tensors.push(Tensor { name, dims: vec![width, rows], kind, data });
         }
         let fused = std::sync::Arc::new(edit.load().unwrap());
         let run = |model| {
@@ -170,11 +171,11 @@ fn tied_embeddings_are_one_matrix() {
             single(&std::sync::Arc::new(model), 32, exact()).trunk(&[5, 9, 80], 3, Want::Probe).logits.clone()
         };
         let t = edit.tensor("token_embd.weight");
-        let (dims, mut data) = (t.dims.clone(), t.data.clone());
+        let (dims, kind, mut data) = (t.dims.clone(), t.kind, t.data.clone());
         let output = |edit: Edit, data: &[u8]| {
             let (dims, data) = (dims.clone(), data.to_vec());
             let mut edit = edit;
-            edit.tensors.push(Tensor { name: "output.weight".into(), dims, kind: TensorType::F32, data });
+            edit.tensors.push(Tensor { name: "output.weight".into(), dims, kind, data });
             edit
         };
         let own = output(edit, &data).load().unwrap();
@@ -183,7 +184,7 @@ fn tied_embeddings_are_one_matrix() {
         assert!(own.unexpected.is_empty());
         let tied_logits = logits(edit!(path).load().unwrap());
         assert_eq!(logits(own), tied_logits, "{path}: a copy of the table is the tied head");
-        let row = dims[0] as usize * 4;
+        let row = data.len() / dims[1] as usize;
         data.rotate_left(row);
         assert_ne!(logits(output(edit!(path), &data).load().unwrap()), tied_logits, "{path}");
     }

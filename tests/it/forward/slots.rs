@@ -16,7 +16,7 @@ const MODELS: &[&str] = &[
     "llama-tiny/llama-tiny-Q4_1.gguf",
     "qwen35-tiny/qwen35-tiny-Q8_0.gguf",
     "qwen35moe-tiny/qwen35moe-tiny-Q8_0.gguf",
-    "qwen4exp-tiny/qwen4exp-tiny-F32.gguf",
+    "qwen4exp-tiny/qwen4exp-tiny-BF16.gguf",
     "nemotronh-tiny/nemotronh-tiny-Q8_0.gguf",
 ];
 
