@@ -52,6 +52,11 @@ fn grid(strategies: &[Strategy]) -> Vec<Cell> {
     cells
 }
 
+/// A few cells in which every pair of settings occurs.
+pub fn covering(strategies: &[Strategy]) -> Vec<Cell> {
+    pairwise(&grid(strategies))
+}
+
 /// The settings of a cell as small numbers, one per dimension.
 fn levels(cell: &Cell) -> [usize; 7] {
     let at = |i: Option<usize>| i.expect("a value of the grid");
@@ -115,7 +120,7 @@ fn check_covering(subject: &Subject) {
     let references = References::new(subject);
     let distinct: std::collections::HashSet<_> = references.0.iter().map(|(_, o)| ids(o)).collect();
     assert!(distinct.len() > 1, "{}: temperature changes nothing, so the test proves little", subject.name);
-    let cells = pairwise(&grid(&subject.strategies()));
+    let cells = covering(&subject.strategies());
     let mut accepted: HashMap<Strategy, u64> = HashMap::new();
     for (i, cell) in cells.iter().enumerate() {
         let adaptive = Cell { policy: WindowPolicy::Adaptive, ..*cell };
@@ -143,20 +148,13 @@ fn qwen35moe_tiny() -> Option<Subject> {
 }
 
 fn qwen4exp_tiny() -> Option<Subject> {
-    fixture("qwen4exp-tiny/qwen4exp-tiny-F32.gguf")
+    fixture("qwen4exp-tiny/qwen4exp-tiny-BF16.gguf")
         .map(|path| Subject::file("qwen4exp-tiny", path, 40).with_long_prompt())
 }
 
 fn nemotronh_tiny() -> Option<Subject> {
     fixture("nemotronh-tiny/nemotronh-tiny-Q8_0.gguf")
         .map(|path| Subject::file("nemotronh-tiny", path, 40).with_long_prompt())
-}
-
-/// The same model as a trunk and a sidecar.
-fn nemotronh_tiny_in_two_files() -> Option<Subject> {
-    let trunk = fixture("nemotronh-tiny/nemotronh-tiny-nomtp-Q8_0.gguf")?;
-    let draft = fixture("nemotronh-tiny/mtp-nemotronh-tiny-Q8_0.gguf")?;
-    Some(Subject::with_sidecar("nemotronh-tiny with a sidecar", trunk, &draft, 40).with_long_prompt())
 }
 
 fn smollm2() -> Option<Subject> {
@@ -191,13 +189,8 @@ fn qwen4exp_tiny_commits_the_same_ids_everywhere() {
 
 #[test]
 fn nemotronh_tiny_commits_the_same_ids_everywhere() {
-    let (merged, parts) = (nemotronh_tiny(), nemotronh_tiny_in_two_files());
-    for subject in [&merged, &parts].into_iter().flatten() {
-        check_covering(subject);
-    }
-    if let (Some(merged), Some(parts)) = (merged, parts) {
-        let reference = Cell::reference(0.8);
-        assert_eq!(ids(&run(&parts, &reference)), ids(&run(&merged, &reference)), "one file or two");
+    if let Some(subject) = nemotronh_tiny() {
+        check_covering(&subject);
     }
 }
 

@@ -8,6 +8,7 @@ mod memory;
 mod refusals;
 mod schedule;
 mod serve;
+mod sidecars;
 mod smollm;
 mod suffix;
 mod tick;

@@ -1,5 +1,7 @@
 //! What is planned is what is taken: the planner against loaded models, and against a server at work.
 
+mod counted;
+
 use std::path::Path;
 use std::process::{Command, Stdio};
 
@@ -8,10 +10,13 @@ use engine::limits::Limits;
 use engine::memory::{FileSize, Held, Memory, Place};
 use engine::model::load::{LoadOptions, Planned, Repack};
 use engine_tests::fixtures::{fixture, smollm2_gguf};
-use engine_tests::memory::{Load, measure};
-use serde_json::Value;
+use engine_tests::memory::{Load, anonymous, measure};
+use serde_json::{Value, json};
 
+use crate::forward::edit::Edit;
+use crate::forward::generate::qwen4exp;
 use crate::forward::open;
+use crate::serve::client::ask;
 use crate::serve::process::{Running, program, run};
 
 const MODELS: [&str; 5] = [
@@ -19,7 +24,7 @@ const MODELS: [&str; 5] = [
     "qwen35-tiny/qwen35-tiny-Q8_0.gguf",
     "qwen35moe-tiny/qwen35moe-tiny-Q8_0.gguf",
     "nemotronh-tiny/nemotronh-tiny-Q8_0.gguf",
-    "qwen4exp-tiny/qwen4exp-tiny-F32.gguf",
+    "qwen4exp-tiny/qwen4exp-tiny-BF16.gguf",
 ];
 const SIDECAR: &str = "qwen35-tiny/mtp-qwen35-tiny-Q8_0.gguf";
 
@@ -200,6 +205,49 @@ fn inspect_tells_what_a_file_is() {
     }
 }
 
+/// A head by other names is described as the one it is read as, given beside its model and alone.
+#[test]
+fn inspect_tells_how_a_head_is_renamed() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = |name: &str, edit: &Edit| {
+        let path = folder.path().join(name);
+        std::fs::write(&path, edit.bytes()).unwrap();
+        path.to_str().unwrap().to_owned()
+    };
+    let trunk = file("trunk.gguf", &qwen4exp(7).trunk());
+    let whole = report(&[&file("whole.gguf", &qwen4exp(7))]);
+    assert_eq!((&whole["renamed"], &whole["dropped"]), (&json!([]), &json!([])));
+    // The mixer at top level, the block by another number, and a table that the model has.
+    let mut head = qwen4exp(7).sidecar().drop(|n| n.starts_with("output_hc"));
+    for t in &mut head.tensors {
+        t.name = t.name.replace("blk.4.nextn.hc_head_", "output_hc_").replace("blk.4.", "blk.0.");
+    }
+    let head = file("head.gguf", &head);
+    let beside = report(&[&trunk, "--spec-draft-model", &head]);
+    let lines = |report: &Value, what: &str| -> Vec<String> {
+        report[what].as_array().unwrap().iter().map(|line| line.as_str().unwrap().to_owned()).collect()
+    };
+    let renamed = lines(&beside, "renamed");
+    for line in ["output_hc_norm.weight as blk.4.nextn.hc_head_norm.weight, of dialect T", "blk.0.* as blk.4.*"] {
+        assert!(renamed.iter().any(|said| said.contains(line)), "{line}: {renamed:?}");
+    }
+    assert_eq!(lines(&beside, "dropped"), ["token_embd.weight: the target's own is used"]);
+    assert_eq!((&beside["head"]["from"], &beside["unexpected"]), (&json!("sidecar"), &json!([])));
+    assert_eq!(beside["memory"]["memory_bytes"], whole["memory"]["memory_bytes"], "the same model");
+    let alone = report(&[&head]);
+    assert_eq!((&alone["kind"], &alone["unexpected"]), (&json!("sidecar"), &json!([])));
+    assert!(!lines(&alone, "renamed").is_empty(), "{alone}");
+    let (code, text, _) = inspect(&[&trunk, "--spec-draft-model", &head]);
+    for said in ["output_hc_up.weight as blk.4.nextn.hc_head_up.weight", "left out token_embd.weight"] {
+        assert!(code == Some(0) && text.contains(said), "{said}: {text}");
+    }
+    // One that could be the trunk's is refused by name, here too.
+    let bare = file("bare.gguf", &qwen4exp(7).sidecar().drop(|n| n.contains("hc_head")));
+    let (code, _, error) = inspect(&[&trunk, "--spec-draft-model", &bare]);
+    assert!(code == Some(3) && error.starts_with("error: ") && error.contains("bare.gguf"), "{error}");
+    assert!(error.contains("output_hc_norm.weight holds the trunk's mixer"), "{error}");
+}
+
 #[test]
 fn inspect_refuses_by_name() {
     let (code, _, error) = inspect(&["no/such/file.gguf"]);
@@ -223,12 +271,16 @@ fn a_memory_limit_is_kept_before_anything_is_loaded() {
     };
     let limit = needed(4096) / 2;
     let limit_text = limit.to_string();
+    let mib = |bytes: usize| format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20));
     let refused = [&sizes[..], &["--ctx-size", "4096", "--port", "0", "--memory-limit", &limit_text]].concat();
     let (code, out, error) = run(&refused);
     assert_eq!((code, out.as_str()), (Some(3), ""), "{error}");
     for said in ["--memory-limit", "KV cache", "row buffers", "what would help", "--repack off saves", "--parallel "] {
         assert!(error.contains(said), "{said}: {error}");
     }
+    let said = format!("--memory-limit {limit_text} allows {} and {} are needed", mib(limit), mib(needed(4096)));
+    assert!(error.contains(&said), "{said}: {error}");
+    assert!(!error.contains("together"), "one flag is enough: {error}");
     // What is said to fit does, and hardly more would.
     let context =
         error.lines().find_map(|line| line.trim().strip_prefix("--ctx-size ")?.split(' ').next()?.parse().ok());
@@ -237,6 +289,69 @@ fn a_memory_limit_is_kept_before_anything_is_loaded() {
     let context = context.to_string();
     // `--threads 1` of the helper is what less is needed for.
     Running::start_with(&["--parallel", "4", "--ctx-size", &context, "--memory-limit", &limit_text], Stdio::null());
+}
+
+/// Where no flag alone is enough it is said which together are, and they are; where none is, what the least takes.
+#[test]
+fn a_memory_limit_names_flags_that_fit_together() {
+    let sizes = ["--parallel", "8", "--threads", "1", "--ctx-size", "4096", "--kv-type", "f32"];
+    let needed = |flags: &[&str]| report(flags)["memory"]["memory_bytes"].as_u64().unwrap() as usize;
+    let least = needed(&["--parallel", "1", "--threads", "1", "--ctx-size", "2", "--repack", "off"]);
+    let limit = least + (2 << 20);
+    let refused = |limit: String| {
+        let (code, _, error) = run(&[&sizes[..], &["--port", "0", "--memory-limit", &limit]].concat());
+        assert_eq!(code, Some(3), "{error}");
+        assert!(error.starts_with(&format!("error: --memory-limit {limit} allows ")), "{error}");
+        error
+    };
+    let error = refused(format!("{}KiB", limit / 1024));
+    assert!(!error.lines().any(|line| line.contains(" saves ") && line.ends_with(": fits")), "{error}");
+    let line = error.lines().find(|line| line.contains(" together take ")).unwrap_or_else(|| panic!("{error}"));
+    assert!(line.ends_with(": fits"), "{error}");
+    let (flags, _) = line.trim().split_once(" together").unwrap();
+    let words: Vec<&str> = flags.split(", ").flat_map(|flag| flag.split(' ')).collect();
+    assert!(words.len() >= 6, "{error}");
+    // Each of them is there once: the ones that are lowered come instead of what was asked.
+    let kept = sizes.chunks(2).filter(|pair| !words.contains(&pair[0])).flatten().copied();
+    let lowered: Vec<&str> = kept.chain(words.iter().copied()).collect();
+    assert!(needed(&lowered) <= limit / 1024 * 1024, "{flags}");
+    let error = refused("1KiB".to_owned());
+    assert!(error.contains("does not fit: the limit is too low for this model"), "{error}");
+}
+
+/// Pages are taken as slots fill; from then on nothing grows with what is decoded, streamed or not, drafted or not.
+#[test]
+fn a_server_at_work_does_not_grow() {
+    if !Path::new("/proc/self/status").exists() {
+        engine_tests::fixtures::skip("memory of a process", "no /proc");
+        return;
+    }
+    let running = Running::start_with(&["--ctx-size", "512", "--parallel", "2"], Stdio::null());
+    let completed = std::sync::atomic::AtomicUsize::new(0);
+    let round = |seed: usize| {
+        std::thread::scope(|all| {
+            for i in 0..2 {
+                let prompt: Vec<usize> = (0..60).map(|at| 100 + (at * (i + 3) + seed) % 300).collect();
+                let body = json!({
+                    "prompt": prompt, "max_tokens": 450, "ignore_eos": true, "temperature": 0.8, "seed": seed,
+                    "stream": i == 1,
+                });
+                let (address, completed) = (running.address, &completed);
+                all.spawn(move || {
+                    let answer = ask(address, "/v1/completions", &body);
+                    assert_eq!(answer.status, 200, "{}", answer.text());
+                    completed.fetch_add(450, std::sync::atomic::Ordering::Relaxed);
+                });
+            }
+        });
+        anonymous(running.child.id())
+    };
+    let filled = (0..4).map(round).max().unwrap();
+    let before = completed.load(std::sync::atomic::Ordering::Relaxed);
+    let last = (4..16).map(round).last().unwrap();
+    let tokens = completed.load(std::sync::atomic::Ordering::Relaxed) - before;
+    eprintln!("{filled} bytes with full slots, {last} after {tokens} more tokens");
+    assert!(last > 0 && last < filled + (1 << 20), "{filled} bytes with full slots, {last} after {tokens} more tokens");
 }
 
 /// The program at work takes what was planned.

@@ -1,6 +1,6 @@
 //! Runs prompts through a whole engine in one named configuration, and remembers what came out.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use engine::api::{Command, Sampling, Speculation, Stop, Strategy, Submission, WindowPolicy};
@@ -48,27 +48,25 @@ impl Subject {
             &long_text(),
             "x",
         ];
-        Self::new("built-in", &ModelSource::BuiltIn, None, &texts, 40)
+        let file = ModelSource::BuiltIn.open(OpenOptions::default()).expect("the built-in model opens");
+        Self::new("built-in", file, None, &texts, 40)
     }
 
     /// A model file on short pieces of code.
     pub fn file(name: &'static str, path: PathBuf, max_tokens: u32) -> Self {
-        Self::code(name, path, None, max_tokens)
+        let file = ModelFile::open(path, OpenOptions::default()).expect("the model of a test opens");
+        Self::code(name, file, None, max_tokens)
     }
 
-    /// The same with the MTP block of a sidecar.
-    pub fn with_sidecar(name: &'static str, path: PathBuf, draft: &Path, max_tokens: u32) -> Self {
-        Self::code(name, path, Some(draft), max_tokens)
-    }
-
-    fn code(name: &'static str, path: PathBuf, draft: Option<&Path>, max_tokens: u32) -> Self {
+    /// The same of open files, with the MTP block of `draft` if given.
+    pub fn code(name: &'static str, file: ModelFile, draft: Option<&ModelFile>, max_tokens: u32) -> Self {
         let texts = [
             "static void f(int i) {\n    for (int i = 0; i < n; i++) {\n        x[i] = y[i];\n    }\n}\n\nstatic void g(int i) {\n    for (int i = 0;",
             "int main(int argc",
             "a = 1\nb = 2\na = 1\nb = 2\na = 1\nb =",
             "#",
         ];
-        Self::new(name, &ModelSource::Path(path), draft, &texts, max_tokens)
+        Self::new(name, file, draft, &texts, max_tokens)
     }
 
     /// The same with a prompt of several prefill chunks and two attention splits as its second.
@@ -83,11 +81,9 @@ impl Subject {
         self.prompts.iter().map(Vec::len).max().unwrap_or(0)
     }
 
-    fn new(name: &'static str, source: &ModelSource, draft: Option<&Path>, texts: &[&str], max_tokens: u32) -> Self {
-        let draft =
-            draft.map(|path| ModelFile::open(path, OpenOptions::default()).expect("the sidecar of a test opens"));
-        let file = source.open(OpenOptions::default()).expect("the model of a test opens");
-        let opened = Opened::of(file, draft.as_ref(), LoadOptions::default()).expect("the model of a test loads");
+    fn new(name: &'static str, file: ModelFile, draft: Option<&ModelFile>, texts: &[&str], max_tokens: u32) -> Self {
+        let opened = Opened::of(file, draft, LoadOptions::default());
+        let opened = opened.unwrap_or_else(|error| panic!("{name}: {error}"));
         let mut out = Self { name, opened, prompts: Vec::new(), max_tokens };
         out.prompts = texts.iter().map(|text| out.encode(text)).collect();
         out

@@ -3,11 +3,41 @@
 use engine::model::load::LoadOptions;
 use engine::model::{Model, ModelError, MtpStatus};
 use engine_io::gguf::write::Layout;
-use engine_io::gguf::{Meta, Value};
+use engine_io::gguf::{Array, Meta, Value};
 use engine_io::{ModelFile, TensorType};
 use engine_tests::fixtures::fixture;
 
 use super::open;
+
+/// Keys that may hold an entry for every block.
+const PER_BLOCK: [&str; 7] = [
+    "attention.compress_ratios",
+    "attention.head_count",
+    "attention.head_count_kv",
+    "attention.recurrent_layers",
+    "expert_feed_forward_length",
+    "expert_used_count",
+    "feed_forward_length",
+];
+
+/// SplitMix64: what the weights of every made model are drawn with. Source: Steele, Lea and Flood, "Fast splittable
+/// pseudorandom number generators", 2014.
+pub struct SplitMix(pub u64);
+
+impl SplitMix {
+    /// The stream of a tensor, by its name (FNV-1a from `salt`): no tensor depends on which others there are.
+    pub fn named(name: &str, salt: u64) -> Self {
+        Self(name.bytes().fold(salt, |h, b| (h ^ u64::from(b)).wrapping_mul(0x0000_0100_0000_01b3)))
+    }
+
+    /// 64 more bits.
+    pub fn bits(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let x = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        x ^ (x >> 31)
+    }
+}
 
 /// A tensor of an edited file.
 #[derive(Clone)]
@@ -62,6 +92,43 @@ impl Edit {
         self.tensors.retain(|t| !gone(&t.name));
         assert!(self.tensors.len() < before, "the edit removes something");
         self
+    }
+
+    /// A merged model's trunk alone, as converters write it: a block less, no word of the head, and an entry less in
+    /// every list that speaks of blocks.
+    pub fn trunk(self) -> Self {
+        let (arch, head) = self.head();
+        let mut trunk = self.drop(|n| n.starts_with(&format!("blk.{head}.")));
+        for part in PER_BLOCK {
+            let key = format!("{arch}.{part}");
+            let Some(Value::Array(list)) = trunk.meta.get(&key) else { continue };
+            assert_eq!(list.len(), head as usize + 1, "{key}");
+            let shorter = match list {
+                Array::U32(v) => Array::U32(v[..head as usize].to_vec()),
+                Array::I32(v) => Array::I32(v[..head as usize].to_vec()),
+                Array::Bool(v) => Array::Bool(v[..head as usize].to_vec()),
+                other => panic!("{key} is {other:?}"),
+            };
+            trunk = trunk.set(&key, Value::Array(shorter));
+        }
+        trunk.set(&format!("{arch}.block_count"), Value::U32(head)).unset(&format!("{arch}.nextn_predict_layers"))
+    }
+
+    /// A merged model's head alone, as converters write it: all keys as they are, block count included, and copies of
+    /// what the model has at top level.
+    pub fn sidecar(self) -> Self {
+        let head = format!("blk.{}.", self.head().1);
+        self.drop(|n| (n.starts_with("blk.") && !n.starts_with(&head)) || n.starts_with("per_layer_token_embd"))
+    }
+
+    /// Architecture, and the number of the block that is the head.
+    fn head(&self) -> (String, u32) {
+        let text = |key: &str| self.meta.require_str(key).unwrap().to_owned();
+        let arch = text("general.architecture");
+        let number = |part: &str| self.meta.require_u32(&format!("{arch}.{part}")).unwrap();
+        assert_eq!(number("nextn_predict_layers"), 1, "a merged model");
+        let head = number("block_count") - 1;
+        (arch, head)
     }
 
     /// With one more tensor of floats.

@@ -7,7 +7,7 @@
 use engine_io::TensorType;
 use engine_io::gguf::{Array, Meta, Value};
 
-use super::edit::{Edit, Tensor};
+use super::edit::{Edit, SplitMix, Tensor};
 
 /// Name of the generated model in messages.
 pub const QWEN4EXP: &str = "generated qwen4exp";
@@ -21,18 +21,6 @@ const STREAMS: u64 = 4;
 const WIDE: u64 = D * STREAMS;
 const TRUNK: u64 = 4;
 
-/// Uniform in -1..1, by a counter.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> f32 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let x = (self.0 ^ self.0 >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let x = (x ^ x >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        ((x ^ x >> 31) >> 40) as f32 / (1 << 23) as f32 - 1.0
-    }
-}
-
 /// How the values of a tensor are drawn.
 #[derive(Clone, Copy)]
 enum Draw {
@@ -45,7 +33,7 @@ enum Draw {
 }
 
 struct Writer {
-    random: Random,
+    random: SplitMix,
     edit: Edit,
 }
 
@@ -53,11 +41,12 @@ impl Writer {
     fn put(&mut self, name: &str, dims: &[u64], draw: Draw) {
         let count = dims.iter().product::<u64>();
         let root = (dims[0] as f32).sqrt();
-        let random = &mut self.random;
+        // From -1 to 1.
+        let mut uniform = || (self.random.bits() >> 40) as f32 / (1 << 23) as f32 - 1.0;
         let value = |_| match draw {
-            Draw::Weight(size) => size * 1.7 * random.next() / root,
-            Draw::Gamma => 1.0 + 0.2 * random.next(),
-            Draw::Decay => -0.1 - 1.5 * (random.next() + 1.0),
+            Draw::Weight(size) => size * 1.7 * uniform() / root,
+            Draw::Gamma => 1.0 + 0.2 * uniform(),
+            Draw::Decay => -0.1 - 1.5 * (uniform() + 1.0),
         };
         let data = (0..count).map(value).flat_map(f32::to_le_bytes).collect();
         self.edit.tensors.push(Tensor { name: name.to_owned(), dims: dims.to_vec(), kind: TensorType::F32, data });
@@ -185,7 +174,7 @@ fn keys() -> Meta {
 
 /// The model in F32.
 pub fn qwen4exp(seed: u64) -> Edit {
-    let mut w = Writer { random: Random(seed), edit: Edit { meta: keys(), tensors: Vec::new() } };
+    let mut w = Writer { random: SplitMix(seed), edit: Edit { meta: keys(), tensors: Vec::new() } };
     w.put("token_embd.weight", &[D, VOCAB], Draw::Weight(8.0));
     w.mixer("output_hc", false);
     for i in 0..=TRUNK {

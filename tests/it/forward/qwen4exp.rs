@@ -6,10 +6,10 @@
 use std::sync::Arc;
 
 use engine::ids::{StateSlot, TokenId};
+use engine::model::Model;
 use engine::model::conventions::{Conventions, HiddenNorm};
 use engine::model::load::{LoadOptions, Repack};
 use engine::model::program::Op;
-use engine::model::{Model, MtpStatus};
 use engine::step::{Executor, SlotOp};
 use engine_bin::bench::single::Want;
 use engine_io::gguf::{Array, Value};
@@ -19,16 +19,16 @@ use engine_tests::fixtures::Reference;
 use super::edit::{Edit, refused, trunk_only};
 use super::generate::{END, quantised, qwen4exp, values};
 use super::invariance::ids;
-use super::{LOGIT_LIMIT, MARGIN, MTP_LIMIT, distance, exact, integer, load, meets, sequences, single};
+use super::{LOGIT_LIMIT, MARGIN, MTP_LIMIT, distance, exact, integer, load, meets_all, sequences, single};
 
-const MODEL: &str = "qwen4exp-tiny/qwen4exp-tiny-F32.gguf";
+const MODEL: &str = "qwen4exp-tiny/qwen4exp-tiny-BF16.gguf";
 const TORCH: &str = "qwen4exp-tiny/ref-torch-f32.safetensors";
 const PEER: &str = "qwen4exp-tiny/ref-llamacpp-newer-F32.safetensors";
 
 /// Trunk, greedy text, MTP prefill and chains of three drafts; the longest sequence chooses blocks almost everywhere.
 #[test]
 fn qwen4exp_meets_its_references() {
-    meets(MODEL, TORCH);
+    meets_all("qwen4exp-tiny", &["BF16", "F32"]);
 }
 
 /// Recorded rows of all streams before the last mixer, and the MTP logits beside them, of both references.
@@ -239,25 +239,11 @@ fn a_quantised_file_is_computed_as_its_values() {
     assert!(same * 10 >= tokens.len() * 8, "{same} of {} choices", tokens.len());
 }
 
-/// The trunk and the head in two files are the one file, bit for bit; the head's copy of the trunk's mixer is not used.
+/// Heads that do not fit their trunk; what fits is in `sidecars.rs`.
 #[test]
-fn a_sidecar_drafts_as_the_merged_file() {
-    let edit = qwen4exp(7);
-    let tokens = ids(30, 8);
-    let expected = says(&loaded(&edit), &tokens);
-    let head =
-        edit.clone().drop(|n| !n.starts_with("blk.4.") && n != "token_embd.weight" && !n.starts_with("output_hc"));
-    let trunk = edit
-        .clone()
-        .drop(|n| n.starts_with("blk.4."))
-        .set("qwen4exp.block_count", Value::U32(4))
-        .unset("qwen4exp.nextn_predict_layers")
-        .set("qwen4exp.attention.compress_ratios", Value::Array(Array::I32(vec![0, 0, 0, 4])));
+fn a_sidecar_fits_its_trunk() {
+    let (trunk, head) = (qwen4exp(7).trunk(), qwen4exp(7).sidecar());
     let pair = |trunk: &Edit, head: &ModelFile| Model::load(&trunk.file(), Some(head), LoadOptions::default());
-    let model = pair(&trunk, &head.file()).unwrap_or_else(|error| panic!("{error}"));
-    assert_eq!(model.mtp, MtpStatus::Sidecar);
-    assert_eq!(says(&Arc::new(model), &tokens), expected);
-
     let text = |head: &Edit| pair(&trunk, &head.file()).err().expect("a head that does not fit").to_string();
     let of = |head: Edit, parts: &[&str]| {
         let text = text(&head);
@@ -274,6 +260,14 @@ fn a_sidecar_drafts_as_the_merged_file() {
         head.clone().set("qwen4exp.attention.indexer.top_k", Value::U32(16)),
         &["attention.indexer.top_k is 16 here and 8"],
     );
+    for (part, other, there) in [
+        ("hyper_connection.low_rank", 16, 32),
+        ("attention.indexer.head_count", 4, 2),
+        ("attention.indexer.key_length", 16, 8),
+    ] {
+        let text = format!("{part} is {other} here and {there} in the model");
+        of(head.clone().set(&format!("qwen4exp.{part}"), Value::U32(other)), &[&text]);
+    }
     of(head.clone().set("qwen4exp.expert_count", Value::U32(8)), &["expert_count is 8 here and 4 in the model"]);
     refused(&head, &["only block 4", "draft model"]);
     trunk_only(&trunk, &["no blk.4.nextn.* tensors"]);

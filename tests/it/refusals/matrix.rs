@@ -151,6 +151,14 @@ fn every_number_of_a_sidecar_is_compared() {
             let error = pair_refused(&trunk(arch), &edit, &parts.each_ref().map(String::as_str));
             assert!(matches!(error, ModelError::Mismatch { .. }), "{error:?}");
         }
+        let wide = ["key_length", "value_length"].map(|part| format!("{arch}.attention.{part}"));
+        let wide = wide.iter().fold(sidecar(arch), |edit, key| edit.set(key, int(32)));
+        pair_refused(&trunk(arch), &wide, &["attention.key_length is 32 here and 16 in the model"]);
+        let scaled = sidecar(arch).set(&format!("{arch}.rope.scaling.type"), Value::str("linear"));
+        let scaled = scaled.set(&format!("{arch}.rope.scaling.factor"), Value::F32(2.0));
+        pair_refused(&trunk(arch), &scaled, &["1 / rope.scaling.factor is 0.5 here and 1 in the model"]);
+        let llama3 = sidecar(arch).set(&format!("{arch}.rope.scaling.type"), Value::str("llama3"));
+        pair_refused(&trunk(arch), &llama3, &["need of rope_freqs.weight is true here and false in the model"]);
         // Trunks of another length, and both files cut the same way are a pair again.
         let longer = trunk(arch).set(&format!("{arch}.block_count"), int(5));
         pair_refused(&longer, &sidecar(arch), &["trunk length is 4 here and 5 in the model"]);

@@ -4,7 +4,7 @@
 use engine_io::TensorType;
 use engine_io::gguf::{Array, Meta, Value};
 
-use crate::forward::edit::{Edit, Tensor};
+use crate::forward::edit::{Edit, SplitMix, Tensor};
 
 /// Both architectures.
 pub const ARCHS: [&str; 2] = ["qwen35", "qwen35moe"];
@@ -70,13 +70,12 @@ pub fn model(arch: &str) -> Edit {
 
 /// The trunk alone, as converters write it.
 pub fn trunk(arch: &str) -> Edit {
-    let edit = model(arch).drop(is_head).set(&format!("{arch}.block_count"), Value::U32(TRUNK as u32));
-    edit.unset(&format!("{arch}.nextn_predict_layers"))
+    model(arch).trunk()
 }
 
 /// The NextN block alone, with the copies of table and norm that converters add.
 pub fn sidecar(arch: &str) -> Edit {
-    model(arch).drop(|name| name.starts_with("blk.") && !is_head(name))
+    model(arch).sidecar()
 }
 
 /// Whether a tensor is of the NextN block.
@@ -87,15 +86,8 @@ pub fn is_head(name: &str) -> bool {
 impl Edit {
     /// A tensor of seeded floats, such as its name calls for.
     pub fn weights(&mut self, name: &str, dims: &[u64]) {
-        // SplitMix64, seeded by the name.
-        let mut state = name.bytes().fold(0x5EED_u64, |h, b| (h ^ u64::from(b)).wrapping_mul(0x0000_0100_0000_01B3));
-        let mut unit = || {
-            state = state.wrapping_add(0x9E37_79B9_7F4A_7C15);
-            let mut z = state;
-            z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-            z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-            ((z ^ (z >> 31)) >> 40) as f32 / (1 << 24) as f32
-        };
+        let mut random = SplitMix::named(name, 0x5EED);
+        let mut unit = || (random.bits() >> 40) as f32 / (1 << 24) as f32;
         let n: u64 = dims.iter().product();
         let value = |u: f32| match name {
             _ if name.ends_with("norm.weight") => 0.75 + u / 2.0,

@@ -3,7 +3,7 @@
 use engine_io::TensorType;
 use engine_io::gguf::{Array, Meta, Value};
 
-use crate::forward::edit::{Edit, Tensor};
+use crate::forward::edit::{Edit, SplitMix, Tensor};
 
 /// Width of a hidden row; not `HEADS * HEAD_DIM`.
 pub const D: usize = 64;
@@ -190,34 +190,27 @@ enum Kind {
 
 const NORM: Kind = Kind::Normal(1.0, 0.2);
 
-/// splitmix64.
-struct Draw(u64);
+/// From 0 to 1.
+fn unit(random: &mut SplitMix) -> f64 {
+    (random.bits() >> 11) as f64 / (1u64 << 53) as f64
+}
 
-impl Draw {
-    fn unit(&mut self) -> f64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        ((z ^ (z >> 31)) >> 11) as f64 / (1u64 << 53) as f64
-    }
-
-    fn normal(&mut self) -> f64 {
-        let radius = (-2.0 * (1.0 - self.unit()).ln()).sqrt();
-        radius * (std::f64::consts::TAU * self.unit()).cos()
-    }
+/// Of mean 0 and deviation 1, by Box and Muller.
+fn normal(random: &mut SplitMix) -> f64 {
+    let radius = (-2.0 * (1.0 - unit(random)).ln()).sqrt();
+    radius * (std::f64::consts::TAU * unit(random)).cos()
 }
 
 /// Adds a tensor of values that its name alone decides.
 fn push(edit: &mut Edit, name: &str, dims: &[usize], kind: Kind) {
-    let mut draw = Draw(name.bytes().fold(3521, |h: u64, b| (h ^ u64::from(b)).wrapping_mul(0x0000_0100_0000_01b3)));
+    let mut random = SplitMix::named(name, 3521);
     let count: usize = dims.iter().product();
-    let value = |draw: &mut Draw| match kind {
-        Kind::Normal(mean, deviation) => mean + deviation * draw.normal(),
-        Kind::Fan => draw.normal() / (dims[0] as f64).sqrt(),
-        Kind::Decay => -(2.0 * draw.unit()).exp(),
+    let value = |random: &mut SplitMix| match kind {
+        Kind::Normal(mean, deviation) => mean + deviation * normal(random),
+        Kind::Fan => normal(random) / (dims[0] as f64).sqrt(),
+        Kind::Decay => -(2.0 * unit(random)).exp(),
     };
-    let data = (0..count).flat_map(|_| (value(&mut draw) as f32).to_le_bytes()).collect();
+    let data = (0..count).flat_map(|_| (value(&mut random) as f32).to_le_bytes()).collect();
     let dims = dims.iter().map(|&d| d as u64).collect();
     edit.tensors.push(Tensor { name: name.to_owned(), dims, kind: TensorType::F32, data });
 }
