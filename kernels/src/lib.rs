@@ -12,6 +12,8 @@ pub mod quant;
 mod test_data;
 #[cfg(test)]
 mod test_noise;
+#[cfg(test)]
+mod test_windows;
 
 pub use cpu::detect::Isa;
 pub use cpu::pool::{Pass, Pool};

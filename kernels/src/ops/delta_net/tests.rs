@@ -4,6 +4,7 @@ use crate::cpu::pool::Pool;
 use crate::ops::delta_state::{DeltaDims, DeltaLayer, HeadMap, OutputGate};
 use crate::ops::history::StateSegment;
 use crate::test_noise::{Noise, bits};
+use crate::test_windows::windows;
 
 /// Three value heads per key head: two could not tell orders apart.
 const DIMS: DeltaDims = DeltaDims {
@@ -234,33 +235,21 @@ fn a_prompt_may_be_cut_anywhere() {
 fn windows_rejections_and_folds_leave_no_trace() {
     for seed in 0..40 {
         let mut noise = Noise::new(100 + seed);
-        let rows = 230;
-        let width = DIMS.value_width();
+        let (rows, width) = (230, DIMS.value_width());
         let truth = Inputs::noise(&mut noise, &DIMS, rows);
         let (out, saved) = decode(DIMS, Isa::best(), &truth, rows);
         let mut bench = Bench::new(DIMS, 1 + noise.below(3), Isa::best(), 1, 64);
-        let (mut position, mut log_len) = (0, 0);
-        while position < rows {
-            // The anchor, then drafts: the first `accepted` are the tokens that come, the rest are noise.
-            let most = [0, 1, 2, 7, 15, 32, 63][noise.below(7)];
-            let drafts = if noise.below(3) == 0 { most } else { noise.below(most + 1) };
-            let accepted = noise.below(drafts + 1).min(rows - position - 1);
-            let committed = if noise.below(4) == 0 { noise.below(accepted + 2) } else { 1 };
-            let mut inputs = truth.rows(&DIMS, position..position + 1 + accepted);
-            inputs.append(&Inputs::noise(&mut noise, &DIMS, drafts - accepted));
-            let got = bench.one(&inputs, log_len, committed);
-            let range = position * width..(position + 1 + accepted) * width;
-            assert_eq!(bits(&got[..range.len()]), bits(&out[range]), "seed {seed}, position {position}");
-            position += 1 + accepted;
-            log_len = 1 + accepted - committed;
-            if noise.below(3) == 0 {
-                bench.fold(0, log_len);
-                log_len = 0;
-                assert_eq!(bench.saved(0), saved[position], "seed {seed}, after {position} rows");
+        for w in windows(&mut noise, rows, 64) {
+            let mut inputs = truth.rows(&DIMS, w.rows.clone());
+            inputs.append(&Inputs::noise(&mut noise, &DIMS, w.rejected));
+            let got = bench.one(&inputs, w.log_len, w.committed);
+            let range = w.rows.start * width..w.rows.end * width;
+            assert_eq!(bits(&got[..range.len()]), bits(&out[range]), "seed {seed}, {w:?}");
+            if let Some(logged) = w.fold {
+                bench.fold(0, logged);
+                assert_eq!(bench.saved(0), saved[w.rows.end], "seed {seed}, {w:?}");
             }
         }
-        bench.fold(0, log_len);
-        assert_eq!(bench.saved(0), saved[rows]);
     }
 }
 

@@ -4,6 +4,7 @@ use crate::cpu::pool::Pool;
 use crate::ops::exp::exp;
 use crate::ops::history::StateSegment;
 use crate::test_noise::{Noise, bits};
+use crate::test_windows::windows;
 
 const DIMS: ConvDims = ConvDims { channels: 40, taps: 4, dilation: 3 };
 
@@ -100,25 +101,15 @@ fn windows_rejections_and_folds_leave_no_trace() {
         let truth = noise.vec(rows * channels);
         let expected = by_the_page(&DIMS, &truth);
         let mut bench = Bench::new(DIMS, 1 + noise.below(3), Isa::best(), 1, 40);
-        let (mut position, mut log_len) = (0, 0);
-        while position < rows {
-            let drafts = noise.below(41);
-            let accepted = noise.below(drafts + 1).min(rows - position - 1);
-            let committed = if noise.below(4) == 0 { noise.below(accepted + 2) } else { 1 };
-            let mut x = truth[position * channels..(position + 1 + accepted) * channels].to_vec();
-            x.extend(noise.vec((drafts - accepted) * channels));
-            if x.len() / channels - committed > 40 {
-                continue;
-            }
-            let got = bench.one(0, &x, log_len, committed);
-            let range = position * channels..(position + 1 + accepted) * channels;
-            assert_eq!(bits(&got[..range.len()]), bits(&expected[range]), "seed {seed}, position {position}");
-            position += 1 + accepted;
-            log_len = 1 + accepted - committed;
-            if noise.below(3) == 0 {
-                bench.fold(0, log_len);
-                log_len = 0;
-                assert_eq!(bits(&bench.saved(0)), bits(&remembered(&DIMS, &truth, position)), "seed {seed}");
+        for w in windows(&mut noise, rows, 40) {
+            let range = w.rows.start * channels..w.rows.end * channels;
+            let mut x = truth[range.clone()].to_vec();
+            x.extend(noise.vec(w.rejected * channels));
+            let got = bench.one(0, &x, w.log_len, w.committed);
+            assert_eq!(bits(&got[..range.len()]), bits(&expected[range]), "seed {seed}, {w:?}");
+            if let Some(logged) = w.fold {
+                bench.fold(0, logged);
+                assert_eq!(bits(&bench.saved(0)), bits(&remembered(&DIMS, &truth, w.rows.end)), "seed {seed}, {w:?}");
             }
         }
     }

@@ -6,6 +6,7 @@ use crate::cpu::pool::Pool;
 use crate::ops::history::StateSegment;
 use crate::ops::mamba2_state::{Mamba2Dims, Mamba2Layer};
 use crate::test_noise::{Noise, bits};
+use crate::test_windows::windows;
 
 /// Three heads per group: two groups of two could not tell consecutive heads from alternating ones.
 const DIMS: Mamba2Dims = Mamba2Dims { heads: 6, head_dim: 24, groups: 2, state_dim: 16, conv_taps: 4, eps: 1e-5 };
@@ -245,33 +246,21 @@ fn a_window_of_any_width_gives_the_bits_of_single_steps() {
 fn windows_rejections_and_folds_leave_no_trace() {
     for seed in 0..40 {
         let mut noise = Noise::new(100 + seed);
-        let rows = 230;
-        let width = DIMS.inner();
+        let (rows, width) = (230, DIMS.inner());
         let truth = inputs(&mut noise, &DIMS, rows);
         let (out, saved) = decode(DIMS, Isa::best(), &truth);
         let mut bench = Bench::new(DIMS, 1 + noise.below(3), Isa::best(), 1, 64);
-        let (mut position, mut log_len) = (0, 0);
-        while position < rows {
-            // The anchor, then drafts: the first `accepted` are the tokens that come, the rest are noise.
-            let most = [0, 1, 2, 7, 15, 32, 63][noise.below(7)];
-            let drafts = if noise.below(3) == 0 { most } else { noise.below(most + 1) };
-            let accepted = noise.below(drafts + 1).min(rows - position - 1);
-            let committed = if noise.below(4) == 0 { noise.below(accepted + 2) } else { 1 };
-            let mut window = rows_of(&DIMS, &truth, position..position + 1 + accepted).to_vec();
-            window.extend(inputs(&mut noise, &DIMS, drafts - accepted));
-            let got = bench.one(&window, log_len, committed);
-            let range = position * width..(position + 1 + accepted) * width;
-            assert_eq!(bits(&got[..range.len()]), bits(&out[range]), "seed {seed}, position {position}");
-            position += 1 + accepted;
-            log_len = 1 + accepted - committed;
-            if noise.below(3) == 0 {
-                bench.fold(0, log_len);
-                log_len = 0;
-                assert_eq!(bench.saved(0), saved[position], "seed {seed}, after {position} rows");
+        for w in windows(&mut noise, rows, 64) {
+            let mut window = rows_of(&DIMS, &truth, w.rows.clone()).to_vec();
+            window.extend(inputs(&mut noise, &DIMS, w.rejected));
+            let got = bench.one(&window, w.log_len, w.committed);
+            let range = w.rows.start * width..w.rows.end * width;
+            assert_eq!(bits(&got[..range.len()]), bits(&out[range]), "seed {seed}, {w:?}");
+            if let Some(logged) = w.fold {
+                bench.fold(0, logged);
+                assert_eq!(bench.saved(0), saved[w.rows.end], "seed {seed}, {w:?}");
             }
         }
-        bench.fold(0, log_len);
-        assert_eq!(bench.saved(0), saved[rows]);
     }
 }
 
