@@ -52,6 +52,26 @@ fn dequantises_as_ggml() {
 }
 
 #[test]
+fn quantises_as_ggml() {
+    let Some(fixture) = Fixture::open() else { return };
+    let x = fixture.floats("src");
+    let mut written = 0;
+    for quant in Quant::ALL.into_iter().filter(|quant| quant.can_quantize()) {
+        let name = fixture_name(quant);
+        let expected = fixture.tensor(&format!("{name}.bytes"));
+        let mut found = vec![0xa5; expected.len()];
+        quant.quantize(&x, &mut found);
+        let bytes = quant.row_bytes(512);
+        for (row, (found, expected)) in found.chunks_exact(bytes).zip(expected.chunks_exact(bytes)).enumerate() {
+            let differ = found.iter().zip(expected).filter(|(a, b)| a != b).count();
+            assert_eq!(differ, 0, "{name} row {row}: bytes that differ, of {bytes}");
+        }
+        written += 1;
+    }
+    assert_eq!(written, 14);
+}
+
+#[test]
 fn activations_are_quantised_as_ggml() {
     let Some(fixture) = Fixture::open() else { return };
     let x = fixture.floats("x");

@@ -12,6 +12,7 @@
 //! The formulas of this folder are the specification that every kernel follows bit for bit.
 
 mod decode;
+mod encode;
 pub(crate) mod float;
 mod grids;
 pub(crate) mod iq1_m;
@@ -37,6 +38,7 @@ pub(crate) mod q5_1;
 pub(crate) mod q5_k;
 pub(crate) mod q6_k;
 pub(crate) mod q8_0;
+mod search;
 pub(crate) mod tq1_0;
 pub(crate) mod tq2_0;
 pub(crate) mod wide;

@@ -3,7 +3,9 @@
 //! `d f16 | dmin f16 | scales [12] | high bits [32] | nibbles [128]`. As Q4_K, and bit j of high byte i is the fifth bit
 //! of weight i of sub-block j. Source: ggml `block_q5_K`, `dequantize_row_q5_K`.
 
-use super::{Block256, f16_at, q4_k::scales_mins};
+use super::q4_k::{codes, put_nibbles, scales_mins};
+use super::search::Candidates;
+use super::{Block256, f16_at};
 
 pub(crate) const BYTES: usize = 2 + 2 + 12 + 32 + 128;
 const _: () = assert!(BYTES == 176);
@@ -20,4 +22,16 @@ pub(crate) fn decode(b: &[u8]) -> Block256 {
         }
     }
     Block256 { d: f16_at(b, 0), dmin: f16_at(b, 2), code, scale, min }
+}
+
+const CANDIDATES: Candidates = Candidates { top: 31, first: -0.5, step: 0.1, count: 15, absolute: false };
+
+/// Source: ggml `quantize_row_q5_K_ref`.
+pub(super) fn encode(x: &[f32; 256], b: &mut [u8]) {
+    let code = codes(x, CANDIDATES, b);
+    b[16..48].fill(0);
+    for (j, code) in code.iter().enumerate() {
+        b[16 + j % 32] |= (code >> 4) << (j / 32);
+    }
+    put_nibbles(&code, &mut b[48..]);
 }
