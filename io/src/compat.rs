@@ -9,6 +9,7 @@
 
 mod error;
 mod rules;
+pub mod source;
 #[cfg(test)]
 mod tests;
 

@@ -2,7 +2,10 @@
 //!
 //! - [`shards::ModelFile`] opens a model: one GGUF file, any shard of a split one, a directory, or static bytes.
 //! - [`gguf`] reads and writes the GGUF format itself: every value and tensor type, runnable or not.
-//! - [`compat`] is the table of names that tensors of MTP heads go by.
+//! - [`digest`] names files, tensors and whole directories of tensors by SHA-256; [`provenance`] is the record of what a
+//!   file was made from.
+//! - [`compat`] is the table of names that tensors of MTP heads go by, and how the head of a [`checkpoint`] becomes one of
+//!   GGUF.
 //! - [`digest`] names files, tensors and whole directories of tensors by SHA-256; [`provenance`] is the record of what a
 //!   file was made from.
 //! - [`text`] is the way between characters and token ids: vocabularies, pre-tokenizers, BPE, chat templates.
@@ -12,6 +15,7 @@
 //!
 //! What is absent: nothing here waits, allocates by a number a file claims, or panics on file data.
 
+pub mod checkpoint;
 pub mod compat;
 pub mod digest;
 pub mod error;

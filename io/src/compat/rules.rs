@@ -13,7 +13,7 @@ use When::{Always, MixerNorm, NoOwnMixer, OwnMixer};
 const Q: Archs = Only("qwen4exp");
 const TARGETS: &str = "the target's own is used";
 const CHECKPOINT: &str =
-    "a name of a checkpoint, whose values converters change; convert the checkpoint to a GGUF head";
+    "a name of a checkpoint, whose values differ; make a GGUF head of it with engine-pack convert-head";
 const STATE: &str = "of a saved draft state, which is no model file; use a GGUF head";
 const ASSISTANT: &str = "of a draft with an architecture of its own, which is no head of this model; use a GGUF head";
 const OTHER_ARCH: &str = "a name of deepseek4, another architecture; use the head of this model";
