@@ -5,7 +5,9 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 use engine_bin::flags::long_names;
+use engine_bin::pack::convert_head::{self, ConvertHeadFlags};
 use engine_bin::pack::inspect::{self, InspectFlags};
+use engine_bin::pack::quantize_head::{self, QuantizeHeadFlags};
 use engine_bin::pack::{self, error};
 use engine_bin::report::{self, chain};
 
@@ -20,6 +22,10 @@ struct Cli {
 enum Verb {
     /// What a model file holds and what memory it needs; no weight is read.
     Inspect(InspectFlags),
+    /// The MTP head of a checkpoint (safetensors) as a GGUF file of its own.
+    ConvertHead(ConvertHeadFlags),
+    /// An MTP head in a smaller type; whatever else is in the file stays as it is.
+    QuantizeHead(QuantizeHeadFlags),
 }
 
 fn main() -> ExitCode {
@@ -40,5 +46,7 @@ fn main() -> ExitCode {
     }
     match verb {
         Verb::Inspect(flags) => pack::end(inspect::inspect(&flags), flags.json, inspect::text),
+        Verb::ConvertHead(flags) => pack::end(convert_head::run(&flags), flags.json, convert_head::text),
+        Verb::QuantizeHead(flags) => pack::end(quantize_head::run(&flags), flags.json, quantize_head::text),
     }
 }

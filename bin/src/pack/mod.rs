@@ -2,10 +2,13 @@
 //!
 //! [`output`] writes what is made, [`error`] says why nothing was, [`progress`] how far a run is.
 
+mod checkpoint_config;
+pub mod convert_head;
 pub mod error;
 pub mod inspect;
 pub mod output;
 pub mod progress;
+pub mod quantize_head;
 
 use std::io;
 use std::process::ExitCode;

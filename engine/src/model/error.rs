@@ -42,6 +42,14 @@ pub enum ModelError {
         /// The one block.
         block: usize,
     },
+    /// A model that no head can be made for.
+    #[error("{file}: architecture {arch} has no MTP block; give a model of one that has")]
+    NoHead {
+        /// Path of the file.
+        file: String,
+        /// Architecture.
+        arch: &'static str,
+    },
     /// A draft file that does not fit its target.
     #[error(
         "{file}: does not fit the model it shall draft for: {what} is {draft} here and {target} in the model; give the \
