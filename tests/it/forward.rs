@@ -8,7 +8,7 @@ pub mod edit;
 mod experts;
 pub mod generate;
 pub mod invariance;
-mod nemotron;
+pub mod nemotron;
 pub mod qwen3next;
 mod qwen4exp;
 mod qwen4exp_refusals;

@@ -5,6 +5,7 @@ mod composite;
 mod forward;
 mod identity;
 mod memory;
+mod pack;
 mod refusals;
 mod schedule;
 mod serve;

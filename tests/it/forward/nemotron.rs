@@ -1,6 +1,6 @@
 //! `nemotron_h`: every branch of the architecture on small made files against its formulas, and what a file may say.
 
-mod file;
+pub mod file;
 mod oracle;
 
 use std::sync::Arc;

@@ -1,0 +1,5 @@
+//! Model files made from others.
+
+mod checkpoints;
+mod convert;
+mod quantize;
