@@ -7,6 +7,7 @@
 //!
 //! Source: the converters of llama.cpp and ik_llama.cpp as published heads show them.
 
+pub mod engines;
 mod error;
 mod rules;
 pub mod source;

@@ -35,12 +35,29 @@ pub fn of_model(file: &ModelFile, config: &Config) -> Directory {
 
 /// Of the file that shall draft for `target`; without one its mixer is taken for its own.
 pub fn of_sidecar(file: &ModelFile, config: &Config, target: Option<&ModelFile>) -> Directory {
-    let norm = "output_hc_norm.weight";
-    let is_trunks = |name: &str| match (floats(file, name), target.and_then(|target| floats(target, norm))) {
+    let is_trunks = |name: &str| target.is_some_and(|target| has_norm_of_trunk(file, name, target));
+    directory(file, config, &is_trunks, |_| true)
+}
+
+/// Whether a tensor has the values of the norm of the target's last mixer, or nearly.
+pub fn has_norm_of_trunk(file: &ModelFile, name: &str, target: &ModelFile) -> bool {
+    match (floats(file, name), floats(target, "output_hc_norm.weight")) {
         (Some(here), Some(there)) => is_one_norm(&here, &there),
         _ => false,
-    };
-    directory(file, config, &is_trunks, |_| true)
+    }
+}
+
+/// Whether two tensors of a file hold the same bytes of the same type.
+pub fn has_same_bytes(file: &ModelFile, a: &str, b: &str) -> bool {
+    match (file.tensor(a), file.tensor(b)) {
+        (Some(a), Some(b)) => a.ty == b.ty && *file.data(a) == *file.data(b),
+        _ => false,
+    }
+}
+
+/// Elements of a row of all residual streams, where the architecture has several.
+pub fn wide(config: &Config) -> Option<u64> {
+    config.qwen4exp.as_ref().map(|own| (own.streams * config.d_model) as u64)
 }
 
 fn directory(
@@ -50,17 +67,8 @@ fn directory(
     head: impl Fn(&str) -> bool,
 ) -> Directory {
     let asked: Vec<&TensorInfo> = file.tensors().iter().filter(|t| head(&t.name)).collect();
-    let of_head = HeadFile {
-        arch: config.arch.name(),
-        tensors: &asked,
-        block: config.trunk,
-        wide: config.qwen4exp.as_ref().map(|own| (own.streams * config.d_model) as u64),
-    };
-    let bytes = |name: &str| file.tensor(name).map(|t| (t.ty, file.data(t)));
-    let same_bytes = |a: &str, b: &str| match (bytes(a), bytes(b)) {
-        (Some((a_type, a)), Some((b_type, b))) => a_type == b_type && *a == *b,
-        _ => false,
-    };
+    let of_head = HeadFile { arch: config.arch.name(), tensors: &asked, block: config.trunk, wide: wide(config) };
+    let same_bytes = |a: &str, b: &str| has_same_bytes(file, a, b);
     let compare = Compare { is_trunks, same_bytes: &same_bytes };
     let mapping = compat::map(of_head, compare).and_then(|mapping| mapping.renames_only(&asked).map(|()| mapping));
     let mapping = match mapping {

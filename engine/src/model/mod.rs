@@ -15,6 +15,7 @@ pub mod conventions;
 mod dialect;
 pub mod error;
 mod ffn;
+pub mod graft;
 pub mod head;
 mod keys;
 mod llama;

@@ -1,5 +1,9 @@
 //! The tensors of an architecture, listed without a file: what the loader would ask one for.
 
+use std::fmt::Write as _;
+
+use engine_io::digest::Sha256;
+
 use super::builder::Builder;
 use super::config::Config;
 use super::conventions::Conventions;
@@ -20,4 +24,24 @@ pub fn schema(config: &Config) -> Vec<Asked> {
         plan::block(&mut b, Source::Model, config, (table, head));
     }
     b.wants.asked
+}
+
+/// Version of the lists of all architectures: one more whenever a name, a shape or what is required changes, so that a
+/// file made for another list can be told.
+pub const VERSION: u32 = 1;
+
+/// Name of the list of an architecture, such as `qwen4exp/1`.
+pub fn id(config: &Config) -> String {
+    format!("{}/{VERSION}", config.arch.name())
+}
+
+/// Digest of the list itself: a line a tensor, `name TAB d0xd1x.. TAB required or optional LF`, in the loader's order.
+pub fn digest(config: &Config) -> Sha256 {
+    let mut text = String::new();
+    for Asked { name, dims, optional, .. } in schema(config) {
+        let dims: Vec<String> = dims.iter().map(u64::to_string).collect();
+        let need = if optional { "optional" } else { "required" };
+        let _ = writeln!(text, "{name}\t{}\t{need}", dims.join("x"));
+    }
+    Sha256::of(text.as_bytes())
 }

@@ -48,14 +48,19 @@ pub fn require(draft: FileView<'_>) -> Result<(), ModelError> {
 /// [`ModelError::NotASidecar`], [`ModelError::Mismatch`].
 pub fn check(model: FileView<'_>, draft: FileView<'_>) -> Result<(), ModelError> {
     require(draft)?;
-    let (draft_numbers, target_numbers) = (numbers(draft.config), numbers(model.config));
-    for ((what, here), (_, there)) in draft_numbers.into_iter().zip(target_numbers) {
-        if here != there {
+    match differences(model.config, draft.config).next() {
+        None => Ok(()),
+        Some((what, draft_has, target)) => {
             let (file, what) = (draft.path.to_owned(), what.to_owned());
-            return Err(ModelError::Mismatch { file, what, draft: here, target: there });
+            Err(ModelError::Mismatch { file, what, draft: draft_has, target })
         }
     }
-    Ok(())
+}
+
+/// In what two models differ that a block and its target must share: what, the block's value, the target's.
+pub fn differences(target: &Config, block: &Config) -> impl Iterator<Item = (&'static str, String, String)> {
+    let pairs = numbers(block).into_iter().zip(numbers(target));
+    pairs.filter(|((_, here), (_, there))| here != there).map(|((what, here), (_, there))| (what, here, there))
 }
 
 /// A number as messages write it.

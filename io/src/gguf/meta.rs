@@ -148,6 +148,41 @@ impl Value {
         }
     }
 
+    /// Whether two values say the same: integers by value whatever their width, floats as f32, arrays by their elements
+    /// as far as both go, and anything else if equal. A number and an array are not compared: neither says the same.
+    pub fn agrees(&self, other: &Self) -> bool {
+        let float = |v: &Self| match *v {
+            Self::F32(v) => Some(v),
+            Self::F64(v) => Some(v as f32),
+            _ => None,
+        };
+        match (self, other) {
+            (Self::Array(a), Self::Array(b)) => (0..a.len().min(b.len())).all(|i| match (a.element(i), b.element(i)) {
+                (Some(a), Some(b)) => a.agrees(&b),
+                (a, b) => a == b,
+            }),
+            _ => match (self.as_int().zip(other.as_int()), float(self).zip(float(other))) {
+                (Some((a, b)), _) => a == b,
+                (_, Some((a, b))) => a == b,
+                _ => self == other,
+            },
+        }
+    }
+
+    /// As JSON; bytes that are no UTF-8 are replaced.
+    pub fn to_json(&self) -> serde_json::Value {
+        match self {
+            Self::Bool(v) => (*v).into(),
+            Self::F32(v) => (*v).into(),
+            Self::F64(v) => (*v).into(),
+            Self::Str(s) => String::from_utf8_lossy(s).into(),
+            Self::U64(v) => (*v).into(),
+            Self::Array(Array::Array(v)) => v.iter().map(|a| Self::Array(a.clone()).to_json()).collect(),
+            Self::Array(a) => (0..a.len()).filter_map(|i| Some(a.element(i)?.to_json())).collect(),
+            other => other.as_int().and_then(|n| i64::try_from(n).ok()).into(),
+        }
+    }
+
     fn heap_bytes(&self) -> usize {
         match self {
             Self::Str(s) => heap::block(s.len()),
@@ -157,7 +192,7 @@ impl Value {
     }
 
     /// The value of any integer type.
-    fn as_int(&self) -> Option<i128> {
+    pub fn as_int(&self) -> Option<i128> {
         Some(match *self {
             Self::U8(v) => v.into(),
             Self::I8(v) => v.into(),
@@ -231,6 +266,65 @@ impl Array {
             Self::U64(_) => ValueType::U64,
             Self::I64(_) => ValueType::I64,
             Self::F64(_) => ValueType::F64,
+        }
+    }
+
+    /// An element; `None` beyond the end, and of an array of arrays.
+    pub fn element(&self, i: usize) -> Option<Value> {
+        Some(match self {
+            Self::U8(v) => Value::U8(*v.get(i)?),
+            Self::I8(v) => Value::I8(*v.get(i)?),
+            Self::U16(v) => Value::U16(*v.get(i)?),
+            Self::I16(v) => Value::I16(*v.get(i)?),
+            Self::U32(v) => Value::U32(*v.get(i)?),
+            Self::I32(v) => Value::I32(*v.get(i)?),
+            Self::F32(v) => Value::F32(*v.get(i)?),
+            Self::Bool(v) => Value::Bool(*v.get(i)?),
+            Self::Str(v) => Value::Str(v.get(i)?.into()),
+            Self::U64(v) => Value::U64(*v.get(i)?),
+            Self::I64(v) => Value::I64(*v.get(i)?),
+            Self::F64(v) => Value::F64(*v.get(i)?),
+            Self::Array(_) => return None,
+        })
+    }
+
+    /// Appends a value in the array's own type: an integer of any width or a bool to integers and bools, a float to
+    /// floats. `false`, and nothing appended, if the type cannot hold it.
+    pub fn push(&mut self, value: &Value) -> bool {
+        fn int<T: TryFrom<i128>>(v: &mut Vec<T>, n: Option<i128>) -> bool {
+            n.and_then(|n| T::try_from(n).ok()).map(|n| v.push(n)).is_some()
+        }
+        let n = match value {
+            Value::Bool(b) => Some(i128::from(*b)),
+            other => other.as_int(),
+        };
+        match (self, value) {
+            (Self::U8(v), _) => int(v, n),
+            (Self::I8(v), _) => int(v, n),
+            (Self::U16(v), _) => int(v, n),
+            (Self::I16(v), _) => int(v, n),
+            (Self::U32(v), _) => int(v, n),
+            (Self::I32(v), _) => int(v, n),
+            (Self::U64(v), _) => int(v, n),
+            (Self::I64(v), _) => int(v, n),
+            (Self::Bool(v), _) => n.filter(|n| (0..=1).contains(n)).map(|n| v.push(n == 1)).is_some(),
+            (Self::F32(v), Value::F32(x)) => {
+                v.push(*x);
+                true
+            }
+            (Self::F64(v), Value::F32(x)) => {
+                v.push((*x).into());
+                true
+            }
+            (Self::F64(v), Value::F64(x)) => {
+                v.push(*x);
+                true
+            }
+            (Self::Str(v), Value::Str(s)) => {
+                v.push(s);
+                true
+            }
+            _ => false,
         }
     }
 
