@@ -6,13 +6,17 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 use engine_bin::flags::long_names;
 use engine_bin::pack::convert_head::{self, ConvertHeadFlags};
+use engine_bin::pack::doctor::{self, DoctorFlags};
+use engine_bin::pack::graft::{self, GraftFlags};
+use engine_bin::pack::inspect::{self, InspectFlags};
 use engine_bin::pack::inspect::{self, InspectFlags};
 use engine_bin::pack::quantize_head::{self, QuantizeHeadFlags};
+use engine_bin::pack::verify::{self, VerifyFlags};
 use engine_bin::pack::{self, error};
 use engine_bin::report::{self, chain};
 
 #[derive(Parser)]
-#[command(name = "engine-pack", version, about = "Looks into model files.")]
+#[command(name = "engine-pack", version, about = "Looks into model files and makes others of them.")]
 struct Cli {
     #[command(subcommand)]
     verb: Verb,
@@ -26,6 +30,12 @@ enum Verb {
     ConvertHead(ConvertHeadFlags),
     /// An MTP head in a smaller type; whatever else is in the file stays as it is.
     QuantizeHead(QuantizeHeadFlags),
+    /// Whether a model or a head would load here, and what is wrong with it; no weight is read.
+    Doctor(DoctorFlags),
+    /// Puts a published MTP head behind a model that was published without one.
+    Graft(GraftFlags),
+    /// Compares what lies on the disk with what was recorded when it was made.
+    Verify(VerifyFlags),
 }
 
 fn main() -> ExitCode {
@@ -48,5 +58,8 @@ fn main() -> ExitCode {
         Verb::Inspect(flags) => pack::end(inspect::inspect(&flags), flags.json, inspect::text),
         Verb::ConvertHead(flags) => pack::end(convert_head::run(&flags), flags.json, convert_head::text),
         Verb::QuantizeHead(flags) => pack::end(quantize_head::run(&flags), flags.json, quantize_head::text),
+        Verb::Doctor(flags) => pack::end_with(Ok(doctor::doctor(&flags)), flags.json, doctor::text, doctor::code),
+        Verb::Graft(flags) => pack::end(graft::graft(&flags), flags.json, graft::text),
+        Verb::Verify(flags) => pack::end_with(verify::verify(&flags), flags.json, verify::text, verify::code),
     }
 }

@@ -4,11 +4,14 @@
 
 mod checkpoint_config;
 pub mod convert_head;
+pub mod doctor;
 pub mod error;
+pub mod graft;
 pub mod inspect;
 pub mod output;
 pub mod progress;
 pub mod quantize_head;
+pub mod verify;
 
 use std::io;
 use std::process::ExitCode;

@@ -1,0 +1,299 @@
+//! `graft`: a published MTP head behind a model that was published without one, as a split set beside the original.
+//!
+//! Only the first shard is written again, for it alone carries metadata; the others are placed by links, and the head is
+//! a new last shard. What becomes of every tensor is planned by [`engine::model::graft`] before anything is written, and
+//! what was written is compared with its sources before it gets its name.
+
+mod check;
+mod place;
+mod record;
+mod write;
+
+use std::path::{Path, PathBuf};
+
+use clap::{Args, ValueEnum};
+use engine::model::graft::{self, GraftPlan};
+use engine_io::compat::Dialect;
+use engine_io::{ModelFile, OpenOptions};
+use serde::Serialize;
+
+use super::error::PackError;
+use super::output::{self, Output};
+use super::progress::Progress;
+use crate::memory::human;
+
+pub use place::Link;
+pub use write::{Shard, ShardAction};
+
+/// Flags of the verb.
+#[derive(Clone, Debug, Args)]
+pub struct GraftFlags {
+    /// The model without a head: a GGUF file, any shard of a split one, or a directory that holds one.
+    #[arg(long)]
+    pub target: PathBuf,
+    /// The head: a GGUF file with one NextN block, alone or in a whole model.
+    #[arg(long)]
+    pub head: PathBuf,
+    /// Directory to be made.
+    #[arg(long)]
+    pub out: PathBuf,
+    /// How shards that stay as they are get there.
+    #[arg(long, value_enum, default_value_t = Link::Auto)]
+    pub link: Link,
+    /// Names of the block's tensors, where other engines expect others.
+    #[arg(long, value_enum, default_value_t = DialectFlag::C)]
+    pub dialect: DialectFlag,
+    /// Print what would be done, and write nothing.
+    #[arg(long)]
+    pub dry_run: bool,
+    /// Read and hash the linked shards too.
+    #[arg(long)]
+    pub verify: bool,
+    /// Write every shard again, with the new counts in its metadata: for readers that check them.
+    #[arg(long)]
+    pub rewrite_all: bool,
+    /// Print one JSON object.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Spellings of the dialects.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+#[expect(missing_docs, reason = "the names of dialects, see `engine_io::compat::Dialect`")]
+pub enum DialectFlag {
+    #[value(name = "C")]
+    C,
+    #[value(name = "C+")]
+    CPlus,
+    #[value(name = "T")]
+    T,
+    #[value(name = "T'")]
+    TPrime,
+    #[value(name = "F")]
+    F,
+    #[value(name = "I")]
+    I,
+    #[value(name = "H")]
+    H,
+}
+
+impl DialectFlag {
+    fn dialect(self) -> Dialect {
+        match self {
+            Self::C => Dialect::Canonical,
+            Self::CPlus => Dialect::CanonicalAndTrunk,
+            Self::T => Dialect::TopLevel,
+            Self::TPrime => Dialect::SharedNorm,
+            Self::F => Dialect::BlockHalves,
+            Self::I => Dialect::TopHalves,
+            Self::H => Dialect::Checkpoint,
+        }
+    }
+}
+
+/// What was done, or would be.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct Report {
+    /// First shard of the new set.
+    pub file: String,
+    /// Nothing was written.
+    pub dry_run: bool,
+    /// `general.architecture`.
+    pub architecture: &'static str,
+    /// Number of the new block.
+    pub block: usize,
+    /// Names that the head came with.
+    pub dialect: &'static str,
+    /// Every tensor of the new block.
+    pub tensors: Vec<Moved>,
+    /// Every tensor of the head that is left out.
+    pub dropped: Vec<Left>,
+    /// Tensors of the trunk that the head was published in.
+    pub of_donor: usize,
+    /// Keys that changed.
+    pub keys: Vec<Key>,
+    /// Files of the new set.
+    pub shards: Vec<Shard>,
+    /// Bytes that are written; the rest is linked.
+    pub bytes_written: u64,
+    /// Files whose bytes were not read, being the source's own.
+    pub unread: Vec<String>,
+    /// What was odd but no reason to refuse.
+    pub warnings: Vec<String>,
+}
+
+/// A tensor of the new block.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+pub struct Moved {
+    /// Its name.
+    pub name: String,
+    /// Names in the head's file: one, or two whose rows were joined.
+    pub from: Vec<String>,
+    /// Storage.
+    #[serde(rename = "type")]
+    pub ty: &'static str,
+    /// Dimensions.
+    pub dims: Vec<u64>,
+    /// Digest of its bytes, once they are written.
+    pub sha256: Option<String>,
+}
+
+/// A tensor that is left out.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+pub struct Left {
+    /// Its name in the head's file.
+    pub name: String,
+    /// Why.
+    pub reason: String,
+}
+
+/// A key that changed.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct Key {
+    /// Its full name.
+    pub key: String,
+    /// Before; null if it was not there.
+    pub from: serde_json::Value,
+    /// Now.
+    pub to: serde_json::Value,
+}
+
+/// Plans, writes, compares, and gives the set its name.
+///
+/// # Errors
+/// [`PackError`]; the output is absent then.
+pub fn graft(flags: &GraftFlags) -> Result<Report, PackError> {
+    let options = OpenOptions::default();
+    let target = ModelFile::open(&flags.target, options)?;
+    let head = open_head(&flags.head)?;
+    let plan =
+        graft::plan(&target, &head, flags.dialect.dialect()).map_err(|error| PackError::Refused(error.to_string()))?;
+    output::vacant(&flags.out)?;
+    let set = write::Set::new(&target, &head, &plan, flags.rewrite_all)?;
+    let mut notices = place::check(&set.placed(), output::parent(&flags.out), flags.link)?;
+    let written = set.bytes_written(flags.link);
+    let mut report = report(flags, &plan, &set, written);
+    report.warnings.extend(plan.warnings.iter().cloned());
+    report.warnings.extend(target.warnings().iter().chain(head.warnings()).cloned());
+    report.warnings.append(&mut notices);
+    if flags.dry_run {
+        return Ok(report);
+    }
+    let output = Output::directory(&flags.out, written)?;
+    let progress = Progress::bytes("writing", written, flags.json);
+    let done = set.write(&output, flags.link, &progress)?;
+    drop(progress);
+    target.check_unchanged()?;
+    head.check_unchanged()?;
+    report.shards = done.shards.clone();
+    let written = ModelFile::open(output.path().join(&done.shards[0].name), options)?;
+    let total = check::bytes_to_read(&written, &done, flags.verify);
+    let progress = Progress::bytes("comparing", total, flags.json);
+    let sources = check::Sources { target: &target, head: &head, plan: &plan };
+    let digests = check::compare(&written, &sources, &done, flags.verify, &progress)?;
+    drop(progress);
+    for moved in &mut report.tensors {
+        moved.sha256 = digests.tensors.get(&moved.name).map(ToString::to_string);
+    }
+    report.unread = digests.unread.clone();
+    let record = record::record(flags, &sources, &set, &done, &digests, &written)?;
+    let faults =
+        record.check().0.into_iter().chain(record.check_tensors(written.tensors().iter().map(|t| t.name.as_str())).0);
+    if let Some(fault) = faults.into_iter().next() {
+        return Err(PackError::Unverified(format!("{}: its provenance record: {fault}", flags.out.display())));
+    }
+    write::text(&output, engine_io::provenance::FILE_NAME, &record.to_json())?;
+    drop(written);
+    output.finish()?;
+    Ok(report)
+}
+
+/// Opens what `--head` names.
+///
+/// # Errors
+/// [`PackError`]: also for what is no GGUF file but known.
+pub fn open_head(path: &Path) -> Result<ModelFile, PackError> {
+    let refused = |text: &str| Err(PackError::Refused(format!("{}: {text}", path.display())));
+    let has = |name: &str| path.join(name).is_file();
+    if path.is_dir() && (has("dense.bin") || has("experts.bin")) {
+        return refused(
+            "is a pack for a runtime of its own (dense.bin, experts.bin as Strata writes them), whose experts are \
+             quantised again and whose indexer is gone; use the head as it was published",
+        );
+    }
+    let is_safetensors = |p: &Path| p.extension().is_some_and(|e| e == "safetensors");
+    let inside = path.is_dir() && std::fs::read_dir(path).is_ok_and(|d| d.flatten().any(|e| is_safetensors(&e.path())));
+    if is_safetensors(path) || inside {
+        return refused("holds safetensors; make a GGUF head of it first: engine-pack convert-head");
+    }
+    Ok(ModelFile::open(path, OpenOptions::default())?)
+}
+
+fn report(flags: &GraftFlags, plan: &GraftPlan, set: &write::Set<'_>, bytes_written: u64) -> Report {
+    let shards = set.shards(flags.link);
+    let key = |key: &str, from: Option<serde_json::Value>, to| Key { key: key.to_owned(), from: from.into(), to };
+    Report {
+        file: flags.out.join(&shards[0].name).display().to_string(),
+        dry_run: flags.dry_run,
+        architecture: plan.arch,
+        block: plan.block,
+        dialect: plan.dialect.name(),
+        tensors: plan
+            .tensors
+            .iter()
+            .map(|t| Moved {
+                name: t.info.name.clone(),
+                from: t.from.names().into_iter().map(str::to_owned).collect(),
+                ty: t.info.ty.name(),
+                dims: t.info.dims().to_vec(),
+                sha256: None,
+            })
+            .collect(),
+        dropped: plan.dropped.iter().map(|d| Left { name: d.name.clone(), reason: d.reason.clone() }).collect(),
+        of_donor: plan.of_donor,
+        keys: set.edits().iter().map(|e| key(&e.key, e.from.as_ref().map(|v| v.to_json()), e.to.to_json())).collect(),
+        shards,
+        bytes_written,
+        unread: Vec::new(),
+        warnings: Vec::new(),
+    }
+}
+
+/// For people.
+pub fn text(report: &Report) -> String {
+    let mut out = Vec::new();
+    let done = if report.dry_run { "would put" } else { "put" };
+    out.push(format!(
+        "{done} a head of dialect {} behind {} blocks of {}: {} tensors, {} left out",
+        report.dialect,
+        report.block,
+        report.architecture,
+        report.tensors.len(),
+        report.dropped.len()
+    ));
+    for t in report.tensors.iter().filter(|t| t.from.len() != 1 || t.from[0] != t.name) {
+        out.push(format!("  {} from {}", t.name, t.from.join(" and ")));
+    }
+    out.extend(report.dropped.iter().map(|d| format!("  left out {}: {}", d.name, d.reason)));
+    if report.of_donor > 0 {
+        out.push(format!("  left alone {} tensors of the trunk that the head was published in", report.of_donor));
+    }
+    for Key { key, from, to } in &report.keys {
+        let short = |v: &serde_json::Value| match v {
+            serde_json::Value::Array(list) => format!("{} entries ending in {}", list.len(), list.last().unwrap_or(v)),
+            serde_json::Value::Null => "absent".to_owned(),
+            other => other.to_string(),
+        };
+        out.push(format!("  key {key}: {} -> {}", short(from), short(to)));
+    }
+    for s in &report.shards {
+        out.push(format!("  {} {} ({})", s.name, human(s.bytes as usize), s.action.name()));
+    }
+    out.push(format!("{} written", human(report.bytes_written as usize)));
+    out.extend(report.unread.iter().map(|f| format!("not read, being the source's own bytes: {f}")));
+    out.extend(report.warnings.iter().map(|w| format!("note: {w}")));
+    if !report.dry_run {
+        out.push(format!("serve it with: engine-serve --model {}", report.file));
+    }
+    out.join("\n") + "\n"
+}
