@@ -10,7 +10,7 @@ pub mod generate;
 pub mod invariance;
 pub mod nemotron;
 pub mod qwen3next;
-mod qwen4exp;
+pub mod qwen4exp;
 mod qwen4exp_refusals;
 mod refusals;
 mod slots;

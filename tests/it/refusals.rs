@@ -2,7 +2,7 @@
 //!
 //! Rows are those of the refusal matrix for models and sidecars, of the list of traps for reading and laying out files
 //! (1 to 22), and of the field cases about reading (A), NextN layouts (B) and tokenizers (D). A test without a path is in
-//! a module below this one. What composes, grafts or packages files, and what sizes a sidecar alone, is not here yet.
+//! a module below this one. Split files and grafting (B and C) are in `pack`; what packages files is not here yet.
 //!
 //! | Row | Test |
 //! |---|---|
@@ -38,10 +38,15 @@
 //! | FR-019 | `matrix::announced_blocks_that_are_absent` |
 //! | FR-022 | `traps::arrays_are_as_long_as_a_rule_says` |
 //! | FR-025 | `traps::counts_of_nextn_blocks` |
-//! | FR-026 | `forward::dialects::{dialects_that_rename_*, heads_in_halves_*, names_of_other_heads_*}` |
-//! | FR-028 | `matrix::a_sidecar_is_no_model` |
+//! | FR-026 | `forward::dialects::{dialects_that_rename_*, heads_in_halves_*, names_of_other_heads_*}`, `pack::graft::heads_of_every_*` |
+//! | FR-028 | `matrix::a_sidecar_is_no_model`, `pack::doctor::containers_are_told_apart` |
+//! | FR-034 | `pack::graft::a_grafted_set_is_the_original` |
 //! | FR-037 | `traps::the_alignment_of_a_file_changes_nothing` |
-//! | FR-038 | `engine_io::shards::tests::{split_keys_must_agree, stale_counts_*, later_shards_*, shards_of_another_*}` |
+//! | FR-038 | `engine_io::shards::tests::{split_keys_must_agree, stale_counts_*, later_shards_*, shards_of_another_*}`, `pack::graft::one_file_*` |
+//! | FR-039 | `engine_io::shards::tests::{any_shard_or_the_directory_*, ambiguous_directories_*}` |
+//! | FR-041 | `pack::graft::untouched_shards_are_links_to_the_real_files`, `pack::refused::outputs_that_cannot_be` |
+//! | FR-043 | `engine_io::shards::tests::names_that_only_look_split_are_ordinary` |
+//! | FR-044 | `pack::refused::files_that_are_no_models` |
 //! | FR-047 | `engine_io::text::tests::{runs_of_every_length_*, a_piece_of_a_megabyte_*}` |
 //! | FR-049 | `tokenizers::{tiny_vocabularies_*, smollm2_*, qwen3_*}` |
 //! | FR-050 | `engine_io::text::tests::{kinds_keep_their_meaning, byte_tokens_*}` |

@@ -9,7 +9,6 @@ use engine_bin::pack::convert_head::{self, ConvertHeadFlags};
 use engine_bin::pack::doctor::{self, DoctorFlags};
 use engine_bin::pack::graft::{self, GraftFlags};
 use engine_bin::pack::inspect::{self, InspectFlags};
-use engine_bin::pack::inspect::{self, InspectFlags};
 use engine_bin::pack::quantize_head::{self, QuantizeHeadFlags};
 use engine_bin::pack::verify::{self, VerifyFlags};
 use engine_bin::pack::{self, error};

@@ -1,0 +1,93 @@
+//! A run that is killed, at whatever moment: the output is absent or whole, and the next run is not hindered.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use engine_bin::pack::verify::{VerifyFlags, verify};
+use tempfile::TempDir;
+
+use super::files::{Whole, write};
+use crate::serve::process::program;
+
+/// Bytes below a folder.
+fn bytes(dir: &Path) -> u64 {
+    let Ok(entries) = fs::read_dir(dir) else { return 0 };
+    entries.flatten().filter_map(|e| Some(e.metadata().ok()?.len())).sum()
+}
+
+struct Runs {
+    dir: TempDir,
+    target: PathBuf,
+    head: PathBuf,
+}
+
+impl Runs {
+    fn out(&self) -> PathBuf {
+        self.dir.path().join("out")
+    }
+
+    fn partial(&self) -> PathBuf {
+        self.dir.path().join(".out.engine-pack-partial")
+    }
+
+    fn start(&self) -> Child {
+        let mut command = Command::new(program("engine-pack"));
+        command.arg("graft").arg("--target").arg(&self.target).arg("--head").arg(&self.head);
+        command.arg("--out").arg(self.out()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()
+    }
+
+    /// Kills a run once `due` says so or it has ended, and looks at what it left. Whether it had got its name.
+    fn killed(&self, due: impl Fn() -> bool) -> bool {
+        let mut child = self.start();
+        while !due() && child.try_wait().unwrap().is_none() {
+            std::thread::yield_now();
+        }
+        child.kill().unwrap();
+        child.wait().unwrap();
+        let there = self.out().exists();
+        if there {
+            let report = verify(&VerifyFlags { path: self.out(), json: true }).unwrap();
+            assert!(report.faults.is_empty(), "{:?}", report.faults);
+            fs::remove_dir_all(self.out()).unwrap();
+        }
+        there
+    }
+}
+
+#[test]
+fn fifty_kills_leave_no_half_set() {
+    let whole = Whole::qwen35();
+    let dir = TempDir::new().unwrap();
+    // One file, which is copied whole: 8 MB to be cut off in.
+    let mut target = whole.target();
+    target.weights("ballast.weight", &[1 << 10, 1 << 11]);
+    let (target, head) = (write(dir.path(), "t.gguf", &target), write(dir.path(), "h.gguf", &whole.head()));
+    let runs = Runs { dir, target, head };
+    assert!(runs.start().wait().unwrap().success());
+    let total = bytes(&runs.out());
+    assert!(runs.killed(|| false), "a run that is not killed ends with its set");
+
+    let mut absent = 0;
+    for i in 0..40 {
+        let due = total * i / 40;
+        absent += usize::from(!runs.killed(|| bytes(&runs.partial()) >= due));
+    }
+    assert!(absent > 20, "only {absent} of 40 runs were killed before their end");
+    // Around the rename: the record is the last file.
+    for i in 0..10 {
+        let last = runs.partial().join("provenance.json");
+        runs.killed(|| {
+            let due = last.exists() || runs.out().exists();
+            if due {
+                std::thread::sleep(Duration::from_micros(400 * i));
+            }
+            due
+        });
+    }
+    // After all that a run ends well, and leaves nothing beside its set.
+    assert!(runs.start().wait().unwrap().success());
+    let report = verify(&VerifyFlags { path: runs.out(), json: true }).unwrap();
+    assert!(report.faults.is_empty() && !runs.partial().exists(), "{:?}", report.faults);
+}
