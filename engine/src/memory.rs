@@ -17,10 +17,10 @@ use crate::api::{Command, Event};
 use crate::exec::{self, ExecOptions};
 use crate::ids::TokenId;
 use crate::limits::{Limits, LimitsError};
-use crate::model::Model;
 use crate::model::load::{Repack, repacked};
 use crate::model::plan::Plan;
 use crate::model::tensors::Source;
+use crate::model::{Config, Model};
 use crate::rules::History;
 use crate::tables::counters::Counters;
 use crate::tables::outbox::Outbox;
@@ -191,6 +191,12 @@ impl Memory {
         let shapes = exec::sizes::Shapes::of_model(model);
         let parts = exec::sizes::parts(&model.program, &shapes, model.vocab, limits, options);
         Ok(Self { parts, tensors: Vec::new() })
+    }
+
+    /// What each block keeps of sequences with all slots full: trunk blocks, then the MTP block if it is run. A part of
+    /// what [`Self::of_plan`] lists by room.
+    pub fn by_block(plan: &Plan, config: &Config, limits: &Limits, options: &ExecOptions) -> Vec<usize> {
+        exec::sizes::held_by_block(&plan.program, config, limits, options)
     }
 
     /// Bytes of all parts held in one way; the largest number where they are more.

@@ -5,6 +5,8 @@
 
 use std::io;
 
+use crate::package::Issue;
+
 /// Result with this crate's [`Error`].
 pub type Result<T> = std::result::Result<T, Error>;
 
@@ -71,6 +73,18 @@ pub enum Error {
         file: String,
         /// The limit.
         limit: usize,
+    },
+    /// A layer package with faults.
+    #[error(
+        "{dir}: the layer package cannot be used, {} found:\n{}",
+        if issues.len() == 1 { "1 fault".to_owned() } else { format!("{} faults", issues.len()) },
+        issues.iter().map(|issue| format!("  {issue}")).collect::<Vec<_>>().join("\n")
+    )]
+    Package {
+        /// Its folder.
+        dir: String,
+        /// All of them.
+        issues: Vec<Issue>,
     },
     /// The first four bytes are not `GGUF`.
     #[error("{file}: not a GGUF file: starts with {found}, expected \"GGUF\"; {hint}")]

@@ -2,8 +2,7 @@
 //!
 //! - [`shards::ModelFile`] opens a model: one GGUF file, any shard of a split one, a directory, or static bytes.
 //! - [`gguf`] reads and writes the GGUF format itself: every value and tensor type, runnable or not.
-//! - [`digest`] names files, tensors and whole directories of tensors by SHA-256; [`provenance`] is the record of what a
-//!   file was made from.
+//! - [`package`] is the same for layer packages, whose manifest also says how to draft.
 //! - [`compat`] is the table of names that tensors of MTP heads go by, and how the head of a [`checkpoint`] becomes one of
 //!   GGUF.
 //! - [`digest`] names files, tensors and whole directories of tensors by SHA-256; [`provenance`] is the record of what a
@@ -22,6 +21,7 @@ pub mod error;
 pub mod gguf;
 mod heap;
 pub mod mmap;
+pub mod package;
 pub mod provenance;
 pub mod shards;
 pub mod text;
@@ -29,5 +29,6 @@ pub mod watch;
 
 pub use error::{Error, Result};
 pub use gguf::types::TensorType;
+pub use package::Package;
 pub use shards::{Bytes, ModelFile, OpenOptions};
 pub use watch::FileWatch;

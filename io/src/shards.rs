@@ -1,7 +1,8 @@
 //! A model as one tensor directory, whether it is one file, a set of shards, or bytes compiled into the program.
 //!
 //! What a path means:
-//! - a directory: the one model in it (files called `mtp-*` and `mmproj*` are companions and count only if alone);
+//! - a directory with a `model-package.json`, or that file: the layer package;
+//! - any other directory: the one model in it (files called `mtp-*` and `mmproj*` are companions and count only if alone);
 //! - a file whose metadata speak of a split: its set, found by the file name `PREFIX-NNNNN-of-NNNNN.gguf`;
 //! - any other file: itself, whatever its name looks like.
 //!
@@ -22,6 +23,7 @@ use crate::gguf::read::part_hint;
 use crate::gguf::{Gguf, Meta, TensorInfo, keys};
 use crate::heap;
 use crate::mmap::FileBytes;
+use crate::package::{self, Package};
 use crate::watch::OpenFile;
 
 /// A cheap handle to a range of bytes that something keeps alive.
@@ -122,6 +124,7 @@ pub struct ModelFile {
     tensors: Vec<TensorInfo>,
     index: HashMap<String, usize>,
     warnings: Vec<String>,
+    pub(crate) package: Option<Arc<Package>>,
 }
 
 impl ModelFile {
@@ -130,6 +133,9 @@ impl ModelFile {
     /// # Errors
     /// Any [`Error`] about files, their bytes, or shards that do not belong together.
     pub fn open(path: impl AsRef<Path>, options: OpenOptions) -> Result<Self> {
+        if let Some(folder) = package::folder(path.as_ref()) {
+            return package::open::open(&folder, options);
+        }
         let resolved = resolve(path.as_ref())?;
         let path = &resolved[0];
         let (first, tensors) = open_file(path, options)?;
@@ -229,8 +235,15 @@ impl ModelFile {
         Self::join(vec![shard(gguf, Bytes::new(bytes), name.into(), name.into(), None, false)])
     }
 
-    fn join(parts: Vec<(Shard, Vec<TensorInfo>)>) -> Result<Self> {
-        let mut model = Self { shards: Vec::new(), tensors: Vec::new(), index: HashMap::new(), warnings: Vec::new() };
+    /// Files as one directory of tensors; the first one's metadata are the model's.
+    pub(crate) fn join(parts: Vec<(Shard, Vec<TensorInfo>)>) -> Result<Self> {
+        let mut model = Self {
+            shards: Vec::new(),
+            tensors: Vec::new(),
+            index: HashMap::new(),
+            warnings: Vec::new(),
+            package: None,
+        };
         for (i, (shard, tensors)) in parts.into_iter().enumerate() {
             for mut t in tensors {
                 t.shard = i as u32;
@@ -290,6 +303,11 @@ impl ModelFile {
         let shard = &self.shards[t.shard as usize];
         assert!(t.start + t.bytes <= shard.bytes.len() as u64, "{} is no tensor of {}", t.name, shard.name());
         TensorReader { shard, at: t.start, end: t.start + t.bytes }
+    }
+
+    /// The package that the files are artifacts of.
+    pub fn package(&self) -> Option<&Package> {
+        self.package.as_deref()
     }
 
     /// The files, first shard first.
@@ -483,7 +501,8 @@ fn stat(path: &Path) -> Result<fs::Metadata> {
     })
 }
 
-fn open_file(path: &Path, options: OpenOptions) -> Result<(Shard, Vec<TensorInfo>)> {
+/// One file, and its tensors.
+pub(crate) fn open_file(path: &Path, options: OpenOptions) -> Result<(Shard, Vec<TensorInfo>)> {
     let name = path.display().to_string();
     if !stat(path)?.is_file() {
         return Err(Error::NotAFile { file: name });

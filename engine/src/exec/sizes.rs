@@ -8,8 +8,9 @@ use engine_kernels::{Product, Quant, scratch_bytes};
 use crate::limits::Limits;
 use crate::memory::Part;
 use crate::model::Model;
+use crate::model::config::{Config, Mixer};
 use crate::model::plan::Plan;
-use crate::model::program::{BufferId, MatrixId, Op, Program};
+use crate::model::program::{BufferId, MatrixId, Op, Program, RecurrentGeometry};
 use crate::sample;
 
 use super::choose::LOGIT_ROWS;
@@ -164,6 +165,41 @@ pub fn parts(program: &Program, shapes: &Shapes, vocab: usize, limits: &Limits, 
         Part::memory("expert scratch", Mixture::bytes_for(program, rows)),
         Part::memory("sampling", sample::Scratch::bytes_for(vocab)),
     ]);
+    out
+}
+
+/// What each block keeps of sequences: caches, states with their logs, index keys, and for the MTP block hidden rows.
+/// Trunk blocks, then the MTP block if there is one.
+pub fn held_by_block(program: &Program, config: &Config, limits: &Limits, options: &ExecOptions) -> Vec<usize> {
+    let (mut kv, mut index) = (program.kv.iter(), program.index.iter());
+    let is_convolution = |g: &&RecurrentGeometry| matches!(g, RecurrentGeometry::Convolution(_));
+    let mut states = program.recurrent.iter().filter(|g| !is_convolution(g));
+    let state = |geometry: Vec<RecurrentGeometry>| {
+        let bytes = Recurrent::history_bytes(&geometry, limits);
+        bytes.state + bytes.log
+    };
+    let own = config.qwen4exp.as_ref();
+    let blocks = config.trunk + usize::from(program.mtp.is_some());
+    let mut out = Vec::with_capacity(blocks);
+    for (i, block) in config.blocks.iter().enumerate().take(blocks) {
+        let mut bytes = match block.mixer {
+            Mixer::Attention => {
+                kv.next().map_or(0, |layer| KvCache::bytes_for(options.kv_type, &[*layer], limits.pages))
+            }
+            Mixer::Delta | Mixer::Mamba2 => state(states.next().cloned().into_iter().collect()),
+            Mixer::None => 0,
+        };
+        if block.mixer == Mixer::Attention && own.is_some_and(|own| own.ratio[i] > 0) {
+            bytes += index.next().map_or(0, |layer| Sparse::bytes_of(&[layer.geometry], limits.pages));
+        }
+        if own.and_then(|own| own.ngram.as_ref()).is_some_and(|ngram| ngram.block == i) {
+            bytes += state(program.recurrent.iter().filter(is_convolution).cloned().collect());
+        }
+        out.push(bytes);
+    }
+    if let Some(last) = out.last_mut().filter(|_| program.mtp.is_some()) {
+        *last += mtp_parts(program, limits, options)[1].bytes;
+    }
     out
 }
 

@@ -23,7 +23,12 @@ pub struct Sparse {
 impl Sparse {
     /// Bytes of the keys of [`Self::new`].
     pub fn bytes_for(program: &Program, pages: usize) -> usize {
-        IndexCache::bytes_for(&geometries(program), pages)
+        Self::bytes_of(&geometries(program), pages)
+    }
+
+    /// The same for layers of these geometries.
+    pub fn bytes_of(layers: &[IndexGeometry], pages: usize) -> usize {
+        IndexCache::bytes_for(layers, pages)
     }
 
     /// Bytes of the memory of choices, after the largest.
