@@ -8,16 +8,14 @@ use std::time::Duration;
 use clap::{Args, Parser, ValueEnum};
 use engine::api::{Speculation, Strategy, WindowPolicy};
 use engine::exec::{Activation, ExecOptions, Isa, KvType};
-use engine::limits::{
-    Limits, MTP_TOKENS_DEFAULT, MTP_TOKENS_MAX, STEP_ROWS_MAX, SUFFIX_MAX_DEFAULT, SUFFIX_MIN_DEFAULT,
-    SUFFIX_TOKENS_DEFAULT, WINDOW_MAX, WINDOW_MAX_DEFAULT,
-};
+use engine::limits::{Limits, MTP_TOKENS_MAX, STEP_ROWS_MAX, SUFFIX_MAX_DEFAULT, SUFFIX_MIN_DEFAULT, WINDOW_MAX};
 use engine::model::load::{LoadOptions, Repack};
 use engine::schedule::Schedule;
-use engine_io::OpenOptions;
+use engine_io::{OpenOptions, Package};
 
 use crate::bench::options::{ConventionFlags, KvFlag, RepackFlag, THREADS_MAX, within};
 use crate::memory::SizeFlag;
+use crate::menu::{self, BUILT_IN, Given, Menu};
 use crate::serve::{Bounds, limits};
 
 /// Context of a request where neither flag nor model asks for less.
@@ -25,8 +23,6 @@ const CONTEXT_DEFAULT: usize = 8192;
 /// Time in the queue, and the longest that may be asked for: a day.
 const QUEUE_SECONDS_DEFAULT: usize = limits::QUEUE_TIME.as_secs() as usize;
 const QUEUE_SECONDS_MAX: usize = 86_400;
-/// First width of an adaptive window.
-const WINDOW_INITIAL_DEFAULT: usize = 16;
 
 /// Spellings of the strategy.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
@@ -83,9 +79,9 @@ pub struct SizeFlags {
     /// Storage of keys and values.
     #[arg(long, value_enum, default_value = "f16")]
     pub kv_type: KvFlag,
-    /// Most drafts; no request gets more.
-    #[arg(long, value_name = "N", default_value_t = WINDOW_MAX_DEFAULT, value_parser = within(0, WINDOW_MAX))]
-    pub window_max: usize,
+    /// Most drafts; no request gets more [default: the package's, else 32]
+    #[arg(long, value_name = "N", value_parser = within(0, WINDOW_MAX))]
+    pub window_max: Option<usize>,
     /// Most prompt tokens of one request in one pass [also: -ub, --ubatch-size]
     #[arg(long, alias = "ubatch-size", value_name = "N", default_value_t = STEP_ROWS_MAX, value_parser = within(1, STEP_ROWS_MAX))]
     pub prefill_chunk: usize,
@@ -145,9 +141,12 @@ impl SizeFlags {
         .max(2)
     }
 
-    /// Engine limits for a context.
-    pub fn limits(&self, context: usize) -> Limits {
-        Limits { prefill_chunk: self.prefill_chunk, window_max: self.window_max, ..Limits::new(self.parallel, context) }
+    /// Engine limits for a context, and for the windows of a package.
+    pub fn limits(&self, context: usize, package: Option<&Package>) -> Limits {
+        let menu = package.and_then(|package| menu::of_package(&package.manifest));
+        let packaged = menu.map_or(BUILT_IN.window_max, |(menu, _)| menu.window_max());
+        let window_max = self.window_max.unwrap_or(usize::from(packaged));
+        Limits { prefill_chunk: self.prefill_chunk, window_max, ..Limits::new(self.parallel, context) }
     }
 
     /// Values that no model can meet.
@@ -166,34 +165,35 @@ impl SizeFlags {
 #[derive(Clone, Debug, Parser)]
 #[command(name = "engine-serve", version, about = "Serves a model over HTTP with speculative decoding.")]
 pub struct LowArgs {
-    /// A GGUF file, any shard of a split one, or a directory that holds one. Without it the built-in model is served.
+    /// A GGUF file, any shard of a split one, a directory that holds one, or a layer package. Without it the built-in
+    /// model is served.
     #[arg(long, short = 'm', value_name = "PATH")]
     pub model: Option<PathBuf>,
     /// Who drafts where a request does not say.
     #[arg(long, value_enum, default_value = "auto")]
     pub spec_strategy: StrategyFlag,
-    /// Drafts of the MTP block per step.
-    #[arg(long, value_name = "N", default_value_t = MTP_TOKENS_DEFAULT, value_parser = within(0, MTP_TOKENS_MAX))]
-    pub mtp_tokens: usize,
+    /// Drafts of the MTP block per step [default: the package's, else 3]
+    #[arg(long, value_name = "N", value_parser = within(0, MTP_TOKENS_MAX))]
+    pub mtp_tokens: Option<usize>,
     /// Draft with the MTP block even if the check at start finds that it does not fit the model.
     #[arg(long)]
     pub mtp_force: bool,
-    /// Shortest suffix match that drafts.
-    #[arg(long, value_name = "N", default_value_t = SUFFIX_MIN_DEFAULT, value_parser = within(SUFFIX_MIN_DEFAULT, SUFFIX_MAX_DEFAULT))]
-    pub suffix_min: usize,
-    /// Longest suffix match that is looked for.
-    #[arg(long, value_name = "N", default_value_t = SUFFIX_MAX_DEFAULT, value_parser = within(SUFFIX_MIN_DEFAULT, SUFFIX_MAX_DEFAULT))]
-    pub suffix_max: usize,
-    /// Longest suffix draft [default: 48, at most the window]
+    /// Shortest suffix match that drafts [default: the package's, else 3]
+    #[arg(long, value_name = "N", value_parser = within(SUFFIX_MIN_DEFAULT, SUFFIX_MAX_DEFAULT))]
+    pub suffix_min: Option<usize>,
+    /// Longest suffix match that is looked for [default: the package's, else 64]
+    #[arg(long, value_name = "N", value_parser = within(SUFFIX_MIN_DEFAULT, SUFFIX_MAX_DEFAULT))]
+    pub suffix_max: Option<usize>,
+    /// Longest suffix draft [default: the package's, else 48; at most the window]
     #[arg(long, value_name = "N", value_parser = within(0, WINDOW_MAX))]
     pub suffix_tokens: Option<usize>,
-    /// Who decides how many drafts are verified at once.
-    #[arg(long, value_enum, default_value = "adaptive")]
-    pub window_policy: PolicyFlag,
-    /// Drafts of a fixed window, first width of an adaptive one [default: 16, within min and max]
+    /// Who decides how many drafts are verified at once [default: the package's, else adaptive]
+    #[arg(long, value_enum)]
+    pub window_policy: Option<PolicyFlag>,
+    /// Drafts of a fixed window, first width of an adaptive one [default: the package's, else 16; within min and max]
     #[arg(long, value_name = "N", value_parser = within(0, WINDOW_MAX))]
     pub window_initial: Option<usize>,
-    /// Least width of an adaptive window while speculation is on [default: 1, at most max]
+    /// Least width of an adaptive window while speculation is on [default: the package's, else 1; at most max]
     #[arg(long, value_name = "N", value_parser = within(0, WINDOW_MAX))]
     pub window_min: Option<usize>,
     /// Which threads run the tick.
@@ -251,18 +251,6 @@ impl LowArgs {
     /// # Errors
     /// Values that contradict each other.
     pub fn resolve(self) -> Result<ServeArgs, String> {
-        if self.suffix_min > self.suffix_max {
-            return Err(format!("--suffix-min {} is above --suffix-max {}", self.suffix_min, self.suffix_max));
-        }
-        let max = self.size.window_max;
-        let min = self.window_min.unwrap_or(1.min(max));
-        if min > max {
-            return Err(format!("--window-min {min} is above --window-max {max}"));
-        }
-        let initial = self.window_initial.unwrap_or(WINDOW_INITIAL_DEFAULT.clamp(min, max));
-        if !(min..=max).contains(&initial) {
-            return Err(format!("--window-initial {initial} is outside {min}..={max}"));
-        }
         let strategy = match self.spec_strategy {
             StrategyFlag::Auto => None,
             StrategyFlag::Off => Some(Strategy::Off),
@@ -270,20 +258,22 @@ impl LowArgs {
             StrategyFlag::NgramSuffix => Some(Strategy::NgramSuffix),
             StrategyFlag::MtpSuffix => Some(Strategy::MtpSuffix),
         };
-        let speculation = Speculation {
-            strategy: strategy.unwrap_or(Strategy::Off),
-            mtp_tokens: self.mtp_tokens as u8,
-            suffix_min: self.suffix_min as u8,
-            suffix_max: self.suffix_max as u8,
-            suffix_tokens: self.suffix_tokens.unwrap_or(SUFFIX_TOKENS_DEFAULT.min(max)) as u8,
-            policy: match self.window_policy {
+        let byte = |flag: Option<usize>| flag.map(|n| n as u8);
+        let given = Given {
+            mtp_tokens: byte(self.mtp_tokens),
+            suffix_min: byte(self.suffix_min),
+            suffix_max: byte(self.suffix_max),
+            suffix_tokens: byte(self.suffix_tokens),
+            policy: self.window_policy.map(|policy| match policy {
                 PolicyFlag::Fixed => WindowPolicy::Fixed,
                 PolicyFlag::Adaptive => WindowPolicy::Adaptive,
-            },
-            window_initial: initial as u8,
-            window_min: min as u8,
-            window_max: max as u8,
+            }),
+            window_initial: byte(self.window_initial),
+            window_min: byte(self.window_min),
+            window_max: byte(self.size.window_max),
         };
+        // Against each other; a package is read later.
+        given.over(BUILT_IN)?;
         let schedule = match self.schedule {
             ScheduleFlag::Full => Schedule::Full,
             ScheduleFlag::Fused => Schedule::Fused,
@@ -294,7 +284,7 @@ impl LowArgs {
             return Err("--api-key (or ENGINE_API_KEY) is empty; leave it out to serve without keys".to_owned());
         }
         self.size.check()?;
-        Ok(ServeArgs { low: self, strategy, speculation, schedule })
+        Ok(ServeArgs { low: self, strategy, given, schedule })
     }
 }
 
@@ -305,8 +295,8 @@ pub struct ServeArgs {
     pub low: LowArgs,
     /// `None` = decided by the model.
     pub strategy: Option<Strategy>,
-    /// Defaults of requests; the strategy is filled in by [`Self::speculation_for`].
-    pub speculation: Speculation,
+    /// What is said about drafting.
+    pub given: Given,
     /// Threads of the tick.
     pub schedule: Schedule,
 }
@@ -317,23 +307,37 @@ impl ServeArgs {
         Bounds { queue_time: Duration::from_secs(self.low.queue_timeout as u64), ..Bounds::default() }
     }
 
+    /// The strategies that requests may name, under these flags: all of them, or those of a package.
+    ///
+    /// # Errors
+    /// Flags that contradict what the package says.
+    pub fn menu(&self, package: Option<Menu>) -> Result<Menu, String> {
+        package.unwrap_or_else(|| Menu::of(BUILT_IN)).under(&self.given)
+    }
+
     /// Defaults of requests for a model with or without an MTP block.
     ///
     /// # Errors
-    /// If the strategy asked for needs a block that is not there.
-    pub fn speculation_for(&self, mtp: bool) -> Result<Speculation, String> {
+    /// If the strategy asked for is not on the menu, or needs a block that is not there.
+    pub fn speculation_for(&self, menu: &Menu, mtp: bool) -> Result<Speculation, String> {
         let best = if mtp { Strategy::MtpSuffix } else { Strategy::NgramSuffix };
-        let strategy = self.strategy.unwrap_or(best);
+        let strategy = self.strategy.or(menu.default).unwrap_or(best);
+        let who = if self.strategy.is_some() { "--spec-strategy" } else { "the package's default strategy" };
+        let name = strategy.name();
+        let Some(settings) = menu.get(strategy) else {
+            let offered: Vec<&str> = menu.strategies().map(Strategy::name).collect();
+            return Err(format!("{who} {name} is not a strategy of the package, which has {}", offered.join(", ")));
+        };
         if strategy.uses_mtp() && !mtp {
-            return Err(format!("--spec-strategy {} needs an MTP block and the model has none", strategy.name()));
+            return Err(format!("{who} {name} needs an MTP block and the model has none"));
         }
-        Ok(Speculation { strategy, ..self.speculation })
+        Ok(settings)
     }
 
     /// Defaults of requests where the model's MTP block must not draft, whatever strategy was asked for.
-    pub fn speculation_without_mtp(&self) -> Speculation {
-        let strategy = self.strategy.unwrap_or(Strategy::MtpSuffix).without_mtp();
-        Speculation { strategy, ..self.speculation }
+    pub fn speculation_without_mtp(&self, menu: &Menu) -> Speculation {
+        let strategy = self.strategy.or(menu.default).unwrap_or(Strategy::MtpSuffix).without_mtp();
+        menu.get(strategy).or(menu.get(Strategy::Off)).unwrap_or(BUILT_IN)
     }
 }
 
@@ -366,13 +370,14 @@ mod tests {
     #[test]
     fn defaults() {
         let args = resolve("").unwrap();
-        let s = args.speculation_for(true).unwrap();
+        let menu = args.menu(None).unwrap();
+        let s = args.speculation_for(&menu, true).unwrap();
         assert_eq!((s.strategy, s.mtp_tokens, s.suffix_min, s.suffix_max), (Strategy::MtpSuffix, 3, 3, 64));
         assert_eq!((s.suffix_tokens, s.window_initial, s.window_min, s.window_max), (32, 16, 1, 32));
-        assert_eq!(args.speculation_for(false).unwrap().strategy, Strategy::NgramSuffix);
+        assert_eq!(args.speculation_for(&menu, false).unwrap().strategy, Strategy::NgramSuffix);
         let size = &args.low.size;
         assert_eq!((size.context(4096), size.context(1 << 20)), (4096, 8192));
-        size.limits(4096).check().unwrap();
+        size.limits(4096, None).check().unwrap();
         assert!(size.exec_options().threads >= 1);
         assert_eq!(args.low.memory_limit, None);
     }
@@ -384,11 +389,12 @@ mod tests {
         assert_eq!((size.parallel, size.exec_options().threads, size.prefill_chunk), (2, 3, 64));
         assert_eq!(size.context(1 << 20), 1 << 20);
         assert_eq!(resolve("--memory-limit 3GiB").unwrap().low.memory_limit.map(|l| l.bytes), Some(3 << 30));
-        assert_eq!(args.speculation.suffix_tokens, 48);
-        assert!(args.speculation_for(false).unwrap_err().contains("MTP block"));
-        assert_eq!(args.speculation_without_mtp().strategy, Strategy::Off);
-        let args = resolve("--window-max 0").unwrap();
-        assert_eq!((args.speculation.window_min, args.speculation.window_initial), (0, 0));
+        let menu = args.menu(None).unwrap();
+        assert_eq!(menu.get(Strategy::Mtp).unwrap().suffix_tokens, 48);
+        assert!(args.speculation_for(&menu, false).unwrap_err().contains("MTP block"));
+        assert_eq!(args.speculation_without_mtp(&menu).strategy, Strategy::Off);
+        let off = resolve("--window-max 0").unwrap().menu(None).unwrap().get(Strategy::Off).unwrap();
+        assert_eq!((off.window_min, off.window_initial), (0, 0));
     }
 
     #[test]

@@ -5,6 +5,7 @@ pub mod canary;
 pub mod embed;
 pub mod flags;
 pub mod memory;
+pub mod menu;
 pub mod open;
 pub mod pack;
 pub mod report;

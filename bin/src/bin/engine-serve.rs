@@ -70,7 +70,7 @@ fn run(args: ServeArgs, signals: Signals) -> Result<u8, Box<dyn std::error::Erro
     let files = start::open(&args)?;
     let context = args.low.size.context(start::context_train(&files)?);
     if args.low.limits {
-        report::print(&limits_table(&args.low.size.limits(context), &args.bounds()))?;
+        report::print(&limits_table(&args.low.size.limits(context, files.package()), &args.bounds()))?;
         return Ok(0);
     }
     let config = Config {

@@ -23,8 +23,8 @@ use crate::serve::Bounds;
 /// Flags of the verb: those of `engine-serve` that memory depends on, with the same defaults.
 #[derive(Clone, Debug, Args)]
 pub struct InspectFlags {
-    /// A GGUF file, any shard of a split one, a directory that holds one, or an MTP sidecar alone. Without it the
-    /// built-in model.
+    /// A GGUF file, any shard of a split one, a directory that holds one, a layer package, or an MTP sidecar alone.
+    /// Without it the built-in model.
     pub model: Option<PathBuf>,
     /// What decides how much memory is taken.
     #[command(flatten)]
@@ -201,7 +201,7 @@ pub fn inspect(flags: &InspectFlags) -> Result<Report, PackError> {
     let tokenizer_there = tokenizer.as_ref().ok();
     let subject =
         Subject { file: &file, built_in, draft: draft.as_ref(), planned: &planned, tokenizer: tokenizer_there };
-    let limits = size.limits(size.context(planned.config.context_train));
+    let limits = size.limits(size.context(planned.config.context_train), file.package());
     let options = size.exec_options();
     let setting = Setting { repack: load.repack, limits, options, bounds: Bounds::default() };
     let plan = memory::plan(&subject, &setting)?;

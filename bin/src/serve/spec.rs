@@ -4,6 +4,7 @@ use engine::api::{Speculation, Strategy, WindowPolicy};
 use engine::limits::{MTP_TOKENS_MAX, SUFFIX_MAX_DEFAULT, SUFFIX_MIN_DEFAULT, WINDOW_MAX};
 use serde_json::{Map, Value, json};
 
+use crate::menu::Menu;
 use crate::serve::error::{ApiError, quote};
 use crate::serve::fields::Fields;
 
@@ -43,8 +44,11 @@ impl MtpOffer {
 /// What the server offers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SpecConfig {
-    /// Used where the request says nothing; within the limits below.
+    /// Used where the request says nothing.
     pub default: Speculation,
+    /// What is used where the request names a strategy and says nothing else. Widths in it are the most that a request
+    /// gets.
+    pub menu: Menu,
     /// Whether the MTP block may draft.
     pub mtp: MtpOffer,
 }
@@ -52,7 +56,8 @@ pub struct SpecConfig {
 impl SpecConfig {
     /// Why a strategy cannot be had.
     fn refusal(&self, strategy: Strategy) -> Option<&'static str> {
-        self.mtp.reason().filter(|_| strategy.uses_mtp())
+        let absent = self.menu.get(strategy).is_none().then_some("the model's package does not have it");
+        absent.or_else(|| self.mtp.reason().filter(|_| strategy.uses_mtp()))
     }
 
     /// Names of the strategies this model can run.
@@ -104,7 +109,7 @@ impl Plan {
             clamps: Vec::new(),
         };
         plan.read_strategy(&fields, config)?;
-        plan.read_window(&fields, config)?;
+        plan.read_window(&fields)?;
         plan.read_proposers(&fields)?;
         Ok(plan)
     }
@@ -115,8 +120,11 @@ impl Plan {
             Some(name) => Strategy::parse(name)
                 .ok_or_else(|| unknown("speculative.strategy", name, "auto, off, mtp, ngram-suffix, mtp-suffix"))?,
         };
-        self.effective.strategy = wanted;
-        let Some(reason) = config.refusal(wanted) else { return Ok(()) };
+        let settings = |strategy| config.menu.get(strategy).unwrap_or(Speculation { strategy, ..config.default });
+        let Some(reason) = config.refusal(wanted) else {
+            self.effective = settings(wanted);
+            return Ok(());
+        };
         if !self.fallback {
             return Err(ApiError::strategy_unavailable(format!(
                 "strategy {} is not available: {reason}; available are {}",
@@ -124,13 +132,15 @@ impl Plan {
                 config.strategies().join(", ")
             )));
         }
-        self.effective.strategy = wanted.without_mtp();
+        let instead = Some(wanted.without_mtp()).filter(|strategy| config.refusal(*strategy).is_none());
+        self.effective = settings(instead.unwrap_or(Strategy::Off));
         self.clamps.push(json!({"field": "strategy", "requested": wanted.name(),
             "effective": self.effective.strategy.name(), "reason": "unavailable"}));
         Ok(())
     }
 
-    fn read_window(&mut self, fields: &Fields<'_, '_>, config: &SpecConfig) -> Result<(), ApiError> {
+    fn read_window(&mut self, fields: &Fields<'_, '_>) -> Result<(), ApiError> {
+        let default = self.effective;
         let empty = Map::new();
         let window = Fields::nested(fields.object("window")?.unwrap_or(&empty), "speculative.window.");
         window.only(&["policy", "initial", "min", "max"])?;
@@ -140,7 +150,7 @@ impl Plan {
             Some("adaptive") => WindowPolicy::Adaptive,
             Some(other) => return Err(unknown("speculative.window.policy", other, "fixed, adaptive")),
         };
-        let limit = i64::from(config.default.window_max);
+        let limit = i64::from(default.window_max);
         let (initial, min, max) =
             (window.integer("initial", 0..=1024)?, window.integer("min", 0..=1024)?, window.integer("max", 0..=1024)?);
         for (low, low_name, high, high_name) in
@@ -162,8 +172,8 @@ impl Plan {
             asked.min(limit)
         };
         let max_given = clamp("max", max, limit);
-        let min_given = clamp("min", min, i64::from(config.default.window_min));
-        let initial_given = clamp("initial", initial, i64::from(config.default.window_initial));
+        let min_given = clamp("min", min, i64::from(default.window_min));
+        let initial_given = clamp("initial", initial, i64::from(default.window_initial));
         // A value that was not given follows those that were: min(1, max), initial and max around what is there.
         let max = if max.is_some() { max_given } else { max_given.max(min_given) };
         let min =
@@ -246,22 +256,24 @@ fn unknown(param: &str, found: &str, expected: &str) -> ApiError {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::LazyLock;
+
     use super::*;
 
-    const CONFIG: SpecConfig = SpecConfig {
-        default: Speculation {
-            strategy: Strategy::MtpSuffix,
-            mtp_tokens: 3,
-            suffix_min: 3,
-            suffix_max: 64,
-            suffix_tokens: 32,
-            policy: WindowPolicy::Adaptive,
-            window_initial: 16,
-            window_min: 1,
-            window_max: 32,
-        },
-        mtp: MtpOffer::Ready,
+    const SETTINGS: Speculation = Speculation {
+        strategy: Strategy::MtpSuffix,
+        mtp_tokens: 3,
+        suffix_min: 3,
+        suffix_max: 64,
+        suffix_tokens: 32,
+        policy: WindowPolicy::Adaptive,
+        window_initial: 16,
+        window_min: 1,
+        window_max: 32,
     };
+
+    static CONFIG: LazyLock<SpecConfig> =
+        LazyLock::new(|| SpecConfig { default: SETTINGS, menu: Menu::of(SETTINGS), mtp: MtpOffer::Ready });
 
     fn read(spec: Value, config: &SpecConfig) -> Result<Plan, ApiError> {
         let body = Map::from_iter([("speculative".to_owned(), spec)]);
@@ -270,7 +282,7 @@ mod tests {
 
     #[test]
     fn defaults_and_clamps() {
-        assert_eq!(read(Value::Null, &CONFIG).unwrap().effective, CONFIG.default);
+        assert_eq!(read(Value::Null, &CONFIG).unwrap().effective, SETTINGS);
         let plan = read(
             json!({"mtp_tokens": 20, "suffix_max": 500, "suffix_tokens": 1024, "window": {"max": 900, "policy": "fixed"}}),
             &CONFIG,
@@ -311,7 +323,7 @@ mod tests {
 
     #[test]
     fn unavailable_strategies() {
-        let mut config = CONFIG;
+        let mut config = *CONFIG;
         (config.mtp, config.default.strategy) = (MtpOffer::Absent, Strategy::NgramSuffix);
         let error = read(json!({"strategy": "mtp-suffix"}), &config).unwrap_err();
         assert_eq!(error.code, "strategy_unavailable");

@@ -10,13 +10,14 @@ use engine::exec::CpuExecutor;
 use engine::memory::MemoryError;
 use engine::model::load::Planned;
 use engine::model::{Model, ModelError, MtpStatus};
-use engine_io::ModelFile;
 use engine_io::gguf::meta::Meta;
 use engine_io::text::{TemplateError, Tokenizer};
+use engine_io::{ModelFile, Package};
 
 use crate::canary::{self, Verdict};
 use crate::flags::ServeArgs;
 use crate::memory::{self, Setting, SizeFlag, Subject};
+use crate::menu::{self, Menu};
 use crate::open::{BUILT_IN, ModelSource, Opened};
 use crate::serve::gguf_text::GgufText;
 use crate::serve::info::{ModelInfo, SamplingDefaults};
@@ -71,6 +72,13 @@ pub struct Files {
     draft: Option<ModelFile>,
 }
 
+impl Files {
+    /// The package that the model is, if it is one.
+    pub fn package(&self) -> Option<&Package> {
+        self.model.package()
+    }
+}
+
 /// Opens the model that the flags name, or the built-in one, and the MTP sidecar.
 ///
 /// # Errors
@@ -102,7 +110,7 @@ pub fn load(args: &ServeArgs, files: Files) -> Result<(Parts, EngineHandle), Loa
     let planned = Planned::new(&file, draft, load)?;
     let tokenizer = Tokenizer::from_meta(file.meta()).map_err(ModelError::from)?;
     let context = size.context(planned.config.context_train);
-    let limits = size.limits(context);
+    let limits = size.limits(context, file.package());
     let options = size.exec_options();
     let built_in = args.low.model.is_none();
     let subject = Subject { file: &file, built_in, draft, planned: &planned, tokenizer: Some(&tokenizer) };
@@ -131,7 +139,12 @@ pub fn load(args: &ServeArgs, files: Files) -> Result<(Parts, EngineHandle), Loa
     let verdict = canary::judge(&mut model, &tokenizer, options, &head, args.low.mtp_force);
     let executor = CpuExecutor::new(Arc::clone(&model), limits.clone(), options);
     // Before anything is logged: where it fails, the error says why there is no block, and that once.
-    let spec = speculation(args, verdict, executor.mtp_status())?;
+    let (packaged, notes) = file.package().and_then(|p| menu::of_package(&p.manifest)).unzip();
+    let menu = args.menu(packaged).map_err(LoadError::Unmet)?;
+    let spec = speculation(args, menu, verdict, executor.mtp_status())?;
+    for note in notes.into_iter().flatten() {
+        tracing::warn!("the package: {note}");
+    }
     match executor.mtp_status() {
         // Told already, with the likely causes.
         MtpStatus::Unavailable(_) if verdict == Verdict::Dropped => {}
@@ -160,25 +173,26 @@ pub fn load(args: &ServeArgs, files: Files) -> Result<(Parts, EngineHandle), Loa
 }
 
 /// What requests may draft with, and do by default.
-fn speculation(args: &ServeArgs, verdict: Verdict, status: &MtpStatus) -> Result<SpecConfig, LoadError> {
+fn speculation(args: &ServeArgs, menu: Menu, verdict: Verdict, status: &MtpStatus) -> Result<SpecConfig, LoadError> {
     let offer = |mtp: MtpOffer| {
-        args.speculation_for(mtp == MtpOffer::Ready).map(|default| SpecConfig { default, mtp }).map_err(|message| {
+        let default = args.speculation_for(&menu, mtp == MtpOffer::Ready).map_err(|message| {
             LoadError::Unmet(match status {
                 MtpStatus::Unavailable(reason) => format!("{message}: {reason}"),
                 MtpStatus::Own | MtpStatus::Sidecar => message,
             })
-        })
+        })?;
+        Ok(SpecConfig { default, menu, mtp })
     };
     match verdict {
         Verdict::Kept => offer(MtpOffer::Ready),
         Verdict::Absent => offer(MtpOffer::Absent),
         // A block that does not fit only costs time, so a strategy that names it is no reason not to serve.
         Verdict::Dropped => {
-            let default = args.speculation_without_mtp();
+            let default = args.speculation_without_mtp(&menu);
             if let Some(asked) = args.strategy.filter(|asked| *asked != default.strategy) {
                 tracing::warn!("--spec-strategy {}: {} instead", asked.name(), default.strategy.name());
             }
-            Ok(SpecConfig { default, mtp: MtpOffer::Unfit })
+            Ok(SpecConfig { default, menu, mtp: MtpOffer::Unfit })
         }
     }
 }
@@ -219,7 +233,11 @@ fn describe(args: &ServeArgs, file: &ModelFile, model: &Model, n_ctx: usize, tok
     }
     let main_type = bytes_by_type.iter().max_by_key(|(_, bytes)| *bytes).map_or("none", |(name, _)| *name);
     ModelInfo {
-        id: path.map_or_else(|| BUILT_IN.to_owned(), |_| name_of(file)),
+        id: match (path, file.package()) {
+            (None, _) => BUILT_IN.to_owned(),
+            (_, Some(package)) => package.manifest.model_id.clone(),
+            _ => name_of(file),
+        },
         created: modified.map_or(0, seconds),
         n_ctx,
         n_ctx_train: model.config.context_train,
@@ -235,7 +253,7 @@ fn describe(args: &ServeArgs, file: &ModelFile, model: &Model, n_ctx: usize, tok
 }
 
 /// File name without its ending and shard number.
-fn name_of(file: &ModelFile) -> String {
+pub(crate) fn name_of(file: &ModelFile) -> String {
     let name = file.name();
     let stem = Path::new(&name).file_stem().map_or_else(|| name.clone(), |s| s.to_string_lossy().into_owned());
     match stem.rfind("-of-").and_then(|at| stem[..at].rfind('-')) {

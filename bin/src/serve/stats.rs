@@ -262,7 +262,11 @@ mod tests {
             window_min: 1,
             window_max: 8,
         };
-        let config = crate::serve::SpecConfig { default, mtp: crate::serve::MtpOffer::Ready };
+        let config = crate::serve::SpecConfig {
+            default,
+            menu: crate::menu::Menu::of(default),
+            mtp: crate::serve::MtpOffer::Ready,
+        };
         let plan = Plan::read(&crate::serve::fields::Fields::body(&body), &config).unwrap();
         let stats = Stats { reports: vec![&report, &report], per_prompt: 2, seed: 7, total_ns: 1_500_000, plan: &plan };
         let s = stats.speculation();

@@ -11,6 +11,7 @@ use engine::api::{
     AdmitError, Command, Event, Finish, Report, Speculation, Strategy, Submission, TokenLogprob, WindowPolicy,
 };
 use engine::ids::{RequestId, Slot, Ticket, TokenId};
+use engine_bin::menu::Menu;
 use engine_bin::serve::{
     Bounds, Caps, Config, Conversation, Exit, ModelInfo, MtpOffer, Parts, RenderError, Rendered, SamplingDefaults,
     Server, SpecConfig, TextModel,
@@ -352,7 +353,7 @@ pub fn parts(commands: Sender<Command>, events: Receiver<Event>) -> Parts {
         nextn: 0,
         sampling: SamplingDefaults::default(),
     };
-    let spec = SpecConfig { default: SPECULATION, mtp: MtpOffer::Absent };
+    let spec = SpecConfig { default: SPECULATION, menu: Menu::of(SPECULATION), mtp: MtpOffer::Absent };
     Parts { model: Box::new(Toy), info, spec, slots: 4, commands, events }
 }
 
