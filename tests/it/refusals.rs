@@ -40,7 +40,8 @@
 //! | FR-025 | `traps::counts_of_nextn_blocks` |
 //! | FR-026 | `forward::dialects::{dialects_that_rename_*, heads_in_halves_*, names_of_other_heads_*}`, `pack::graft::heads_of_every_*` |
 //! | FR-028 | `matrix::a_sidecar_is_no_model`, `pack::doctor::containers_are_told_apart` |
-//! | FR-034 | `pack::graft::a_grafted_set_is_the_original` |
+//! | FR-033 | `pack::layers::the_menu_is_what_the_model_can_run`, `mtp_metadata_inconsistent` of `pack::codes` |
+//! | FR-034 | `pack::graft::a_grafted_set_is_the_original`, `pack::layers::{a_composite_becomes_*, split_sets_lose_*, alignments_and_unknown_*}` |
 //! | FR-037 | `traps::the_alignment_of_a_file_changes_nothing` |
 //! | FR-038 | `engine_io::shards::tests::{split_keys_must_agree, stale_counts_*, later_shards_*, shards_of_another_*}`, `pack::graft::one_file_*` |
 //! | FR-039 | `engine_io::shards::tests::{any_shard_or_the_directory_*, ambiguous_directories_*}` |

@@ -9,6 +9,9 @@ use engine_bin::pack::convert_head::{self, ConvertHeadFlags};
 use engine_bin::pack::doctor::{self, DoctorFlags};
 use engine_bin::pack::graft::{self, GraftFlags};
 use engine_bin::pack::inspect::{self, InspectFlags};
+use engine_bin::pack::materialize::{self, MaterializeFlags};
+use engine_bin::pack::package::{self, PackageFlags};
+use engine_bin::pack::preflight::{self, PreflightFlags};
 use engine_bin::pack::quantize_head::{self, QuantizeHeadFlags};
 use engine_bin::pack::verify::{self, VerifyFlags};
 use engine_bin::pack::{self, error};
@@ -33,6 +36,12 @@ enum Verb {
     Doctor(DoctorFlags),
     /// Puts a published MTP head behind a model that was published without one.
     Graft(GraftFlags),
+    /// Cuts a model into a layer package, byte for byte, with the strategies that it may draft with.
+    Package(PackageFlags),
+    /// Whether a layer package can be served in so many stages, and what each of them takes.
+    Preflight(PreflightFlags),
+    /// Writes the file that one stage of a layer package loads.
+    Materialize(MaterializeFlags),
     /// Compares what lies on the disk with what was recorded when it was made.
     Verify(VerifyFlags),
 }
@@ -59,6 +68,11 @@ fn main() -> ExitCode {
         Verb::QuantizeHead(flags) => pack::end(quantize_head::run(&flags), flags.json, quantize_head::text),
         Verb::Doctor(flags) => pack::end_with(Ok(doctor::doctor(&flags)), flags.json, doctor::text, doctor::code),
         Verb::Graft(flags) => pack::end(graft::graft(&flags), flags.json, graft::text),
+        Verb::Package(flags) => pack::end(package::package(&flags), flags.json, package::text),
+        Verb::Preflight(flags) => {
+            pack::end_with(preflight::preflight(&flags), flags.json, preflight::text, preflight::code)
+        }
+        Verb::Materialize(flags) => pack::end(materialize::materialize(&flags), flags.json, materialize::text),
         Verb::Verify(flags) => pack::end_with(verify::verify(&flags), flags.json, verify::text, verify::code),
     }
 }

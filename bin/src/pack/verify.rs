@@ -1,173 +1,66 @@
-//! `verify`: whether what lies on the disk is what was recorded when it was made. A function a kind of container.
+//! `verify`: whether a container still holds what was put into it. A module for each kind of container.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use clap::Args;
-use engine::model::MtpStatus;
-use engine::model::load::{LoadOptions, Planned};
-use engine_io::digest::{Sha256, TensorTree};
-use engine_io::provenance::{self, Provenance};
-use engine_io::{ModelFile, OpenOptions};
+use engine_io::package;
 use serde::Serialize;
 
-use super::error::{self, PackError};
-use super::progress::Progress;
+use super::{PackError, verify_package, verify_set};
 
 /// Flags of the verb.
 #[derive(Clone, Debug, Args)]
 pub struct VerifyFlags {
-    /// A grafted set (its directory or a shard), or a model.
+    /// The folder of a layer package, a grafted set (its directory or a shard), or a model.
     pub path: PathBuf,
+    /// The model that a layer package was cut from, to compare every tensor with.
+    #[arg(long, value_name = "MODEL")]
+    pub source: Option<PathBuf>,
     /// Print one JSON object.
     #[arg(long)]
     pub json: bool,
 }
 
-/// Kinds of containers.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Kind {
-    /// A set with a provenance record beside it.
-    Grafted,
-    /// A model without a record: only its structure can be told.
-    Model,
-}
-
 /// What was found.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
-pub struct Report {
-    /// First shard.
-    pub file: String,
-    /// What it is.
-    pub kind: Kind,
-    /// Tensors.
-    pub tensors: usize,
-    /// Digests that were compared.
-    pub compared: usize,
-    /// What the record has no digest of.
-    pub unhashed: Vec<String>,
-    /// Everything that is wrong.
-    pub faults: Vec<String>,
+#[derive(Clone, PartialEq, Debug, Serialize)]
+#[serde(untagged)]
+pub enum Report {
+    /// In a layer package.
+    Package(verify_package::Report),
+    /// In a grafted set, or a model.
+    Set(verify_set::Report),
 }
 
-/// Reads everything and compares.
+/// Verifies what the path leads to.
 ///
 /// # Errors
-/// [`PackError`]: what cannot be read at all. Differences are in the report.
+/// [`PackError`]: what cannot be read at all. What is wrong with the container is in the report.
 pub fn verify(flags: &VerifyFlags) -> Result<Report, PackError> {
-    let model = ModelFile::open(&flags.path, OpenOptions::default())?;
-    let beside = model.shards()[0].path.with_file_name(provenance::FILE_NAME);
-    match beside.exists() {
-        true => grafted(&model, &beside, flags.json),
-        false => Ok(plain(&model)),
+    let VerifyFlags { path, source, json } = flags;
+    match (package::folder(path), source) {
+        (Some(folder), source) => verify_package::verify(&folder, source.as_deref(), *json).map(Report::Package),
+        (None, None) => verify_set::verify(path, *json).map(Report::Set),
+        (None, Some(_)) => Err(PackError::Refused(format!(
+            "{}: is no layer package, and only one is compared with a source; give the folder that holds {}, or leave \
+             --source out",
+            path.display(),
+            package::MANIFEST
+        ))),
     }
 }
 
 /// The code of a report.
 pub fn code(report: &Report) -> u8 {
-    if report.faults.is_empty() { 0 } else { error::REFUSED }
-}
-
-/// A model without a record: it loads, or it does not.
-fn plain(model: &ModelFile) -> Report {
-    let faults = Planned::new(model, None, LoadOptions::default()).err().map(|error| error.to_string());
-    Report {
-        file: model.name(),
-        kind: Kind::Model,
-        tensors: model.tensors().len(),
-        compared: 0,
-        unhashed: vec!["everything: there is no provenance record".into()],
-        faults: faults.into_iter().collect(),
+    match report {
+        Report::Package(report) => verify_package::code(report),
+        Report::Set(report) => verify_set::code(report),
     }
-}
-
-/// A grafted set: names and counts, files and tensors against their digests, and that the loader takes it.
-fn grafted(model: &ModelFile, record: &Path, json: bool) -> Result<Report, PackError> {
-    let record = Provenance::read(record)?;
-    let mut faults = record.check_tensors(model.tensors().iter().map(|t| t.name.as_str())).0;
-    let mut compared = 0;
-    let progress = Progress::bytes("reading", 2 * model.file_bytes(), json);
-    let outputs = record.steps.last().map(|step| step.outputs.as_slice()).unwrap_or_default();
-    if outputs.len() != model.shards().len() {
-        faults.push(format!("{} files, expected {} as recorded", model.shards().len(), outputs.len()));
-    }
-    for (shard, entry) in model.shards().iter().zip(outputs) {
-        let name = shard.path.file_name().unwrap_or_default().to_string_lossy();
-        let bytes = shard.bytes.len() as u64;
-        if name != entry.path.as_str() {
-            faults.push(format!("file {name}, expected {}", entry.path));
-        } else if bytes != entry.byte_size {
-            faults.push(format!("{name} has {bytes} bytes, expected {}", entry.byte_size));
-        } else if let Some(expected) = entry.sha256 {
-            let (found, _) = Sha256::of_file(&shard.path, |n| progress.add(n))?;
-            compared += 1;
-            if found != expected {
-                faults.push(format!("{name} has the digest {found}, expected {expected}"));
-            }
-        }
-    }
-    let mut digests = Vec::with_capacity(model.tensors().len());
-    for t in model.tensors() {
-        digests.push((t, Sha256::of_tensor(model, t, |n| progress.add(n))?));
-    }
-    let tree = |takes: &dyn Fn(&str) -> bool| {
-        let mut tree = TensorTree::default();
-        digests.iter().filter(|(t, _)| takes(&t.name)).for_each(|(t, digest)| tree.push(&t.name, t, *digest));
-        tree.digest()
-    };
-    let mut differs = |what: String, found: Sha256, expected: Sha256| {
-        compared += 1;
-        if found != expected {
-            faults.push(format!("{what} have the digest {found}, expected {expected}"));
-        }
-    };
-    for origin in &record.tensor_origins {
-        if let Some(expected) = origin.tensor_tree_sha256 {
-            let found = tree(&|name| provenance::matches(&origin.pattern, name));
-            differs(format!("tensors {}", origin.pattern), found, expected);
-        }
-    }
-    if let Some(expected) = record.invariants.target_tensor_tree_sha256 {
-        let target = record.sources.iter().find(|s| s.role == provenance::Role::Target).map(|s| s.id.as_str());
-        let of_target = |name: &str| {
-            let takes = |o: &&provenance::TensorOrigin| provenance::matches(&o.pattern, name);
-            record.tensor_origins.iter().find(takes).map(|o| o.source.as_str()) == target
-        };
-        differs("the target's tensors".into(), tree(&of_target), expected);
-    }
-    match Planned::new(model, None, LoadOptions::default()) {
-        Err(error) => faults.push(error.to_string()),
-        Ok(planned) => {
-            let announced: Vec<u64> = (planned.config.trunk..planned.config.blocks.len()).map(|i| i as u64).collect();
-            let expected = &record.invariants.mtp_block_indices;
-            if announced != *expected {
-                faults.push(format!("MTP blocks are {announced:?} by the metadata, expected {expected:?}"));
-            }
-            if let MtpStatus::Unavailable(reason) = planned.plan.mtp {
-                faults.push(reason);
-            }
-        }
-    }
-    Ok(Report {
-        file: model.name(),
-        kind: Kind::Grafted,
-        tensors: model.tensors().len(),
-        compared,
-        unhashed: record.unhashed(),
-        faults,
-    })
 }
 
 /// For people.
 pub fn text(report: &Report) -> String {
-    let what = match report.kind {
-        Kind::Grafted => "a grafted set",
-        Kind::Model => "a model without a record",
-    };
-    let mut out =
-        vec![format!("{}: {what}, {} tensors, {} digests compared", report.file, report.tensors, report.compared)];
-    out.extend(report.unhashed.iter().map(|what| format!("no digest was recorded of {what}")));
-    out.extend(report.faults.iter().map(|fault| format!("wrong: {fault}")));
-    out.push(if report.faults.is_empty() { "as recorded".into() } else { "not as recorded".into() });
-    out.join("\n") + "\n"
+    match report {
+        Report::Package(report) => verify_package::text(report),
+        Report::Set(report) => verify_set::text(report),
+    }
 }

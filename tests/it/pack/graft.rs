@@ -9,7 +9,7 @@ use std::sync::Arc;
 use engine::model::load::LoadOptions;
 use engine::model::{Model, MtpStatus};
 use engine_bin::pack::graft::{DialectFlag, Link, ShardAction};
-use engine_bin::pack::verify::{VerifyFlags, verify};
+use engine_bin::pack::verify_set::verify;
 use engine_io::digest::Sha256;
 use engine_io::gguf::{Array, Value};
 use engine_io::provenance::Provenance;
@@ -42,7 +42,7 @@ fn loaded(file: &ModelFile) -> Arc<Model> {
 }
 
 fn verified(out: &Path) {
-    let report = verify(&VerifyFlags { path: out.into(), json: true }).unwrap_or_else(|error| panic!("{error}"));
+    let report = verify(out.as_ref(), true).unwrap_or_else(|error| panic!("{error}"));
     assert_eq!(report.faults, Vec::<String>::new());
     assert!(report.compared > 0);
 }
@@ -136,7 +136,7 @@ fn verify_reads_linked_files() {
     assert!(!place.out().exists());
     // Not asked to, it takes the publisher's word, and `verify` finds it later.
     place.graft(|_| {}).unwrap();
-    let report = verify(&VerifyFlags { path: place.out(), json: true }).unwrap();
+    let report = verify(&place.out(), true).unwrap();
     assert!(report.faults.iter().any(|f| f.contains("has the digest")), "{:?}", report.faults);
 }
 

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use engine_bin::pack::verify::{VerifyFlags, verify};
+use engine_bin::pack::verify_set::verify;
 use tempfile::TempDir;
 
 use super::files::{Whole, write};
@@ -48,7 +48,7 @@ impl Runs {
         child.wait().unwrap();
         let there = self.out().exists();
         if there {
-            let report = verify(&VerifyFlags { path: self.out(), json: true }).unwrap();
+            let report = verify(&self.out(), true).unwrap();
             assert!(report.faults.is_empty(), "{:?}", report.faults);
             fs::remove_dir_all(self.out()).unwrap();
         }
@@ -88,6 +88,6 @@ fn fifty_kills_leave_no_half_set() {
     }
     // After all that a run ends well, and leaves nothing beside its set.
     assert!(runs.start().wait().unwrap().success());
-    let report = verify(&VerifyFlags { path: runs.out(), json: true }).unwrap();
+    let report = verify(&runs.out(), true).unwrap();
     assert!(report.faults.is_empty() && !runs.partial().exists(), "{:?}", report.faults);
 }

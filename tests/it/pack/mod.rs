@@ -1,12 +1,118 @@
-//! `engine-pack`, through its library and as a program: heads converted, quantised and put behind models, and what tells
-//! whether they fit.
+//! `engine-pack`, through its program and its library: what it makes, what it refuses to make, and what tells whether it is
+//! still what was made.
 
 mod checkpoints;
+mod codes;
 mod convert;
 mod doctor;
 mod files;
 mod graft;
 mod kill;
 mod large;
+mod layers;
+mod paths;
 mod quantize;
 mod refused;
+mod serving;
+mod stages;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use engine_bin::pack::package::{self, PackageFlags};
+use engine_bin::pack::preflight::{self, PreflightFlags};
+use engine_bin::pack::verify_package;
+use engine_io::package::MANIFEST;
+use serde_json::Value;
+use tempfile::TempDir;
+
+use crate::refusals::tiny;
+use crate::serve::process::program;
+
+/// Runs `engine-pack` to its end; exit code, stdout, stderr.
+pub fn engine_pack(flags: &[&str]) -> (Option<i32>, String, String) {
+    let output = Command::new(program("engine-pack")).args(flags).output().unwrap();
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    (output.status.code(), text(&output.stdout), text(&output.stderr))
+}
+
+/// A package in a folder of its own, and the model it was cut from.
+pub struct Packed {
+    /// Goes away with this.
+    pub folder: TempDir,
+    /// The model file.
+    pub model: PathBuf,
+    /// The package.
+    pub dir: PathBuf,
+}
+
+impl Packed {
+    /// Of a small model of the `qwen35` family with its MTP block.
+    pub fn tiny() -> Self {
+        Self::of(&tiny::model("qwen35").bytes())
+    }
+
+    /// Of the bytes of a model file.
+    pub fn of(bytes: &[u8]) -> Self {
+        let folder = TempDir::new().unwrap();
+        let model = folder.path().join("model.gguf");
+        fs::write(&model, bytes).unwrap();
+        let dir = folder.path().join("package");
+        package::package(&flags(&model, &dir)).unwrap_or_else(|error| panic!("{error}"));
+        Self { folder, model, dir }
+    }
+
+    /// Its manifest.
+    pub fn manifest(&self) -> Value {
+        serde_json::from_slice(&fs::read(self.dir.join(MANIFEST)).unwrap()).unwrap()
+    }
+
+    /// Writes another manifest.
+    pub fn set_manifest(&self, manifest: &Value) {
+        fs::write(self.dir.join(MANIFEST), serde_json::to_vec_pretty(manifest).unwrap()).unwrap();
+    }
+
+    /// A copy of the package to be spoiled.
+    pub fn copy(&self, name: &str) -> Self {
+        let folder = TempDir::new().unwrap();
+        let dir = folder.path().join(name);
+        copy_tree(&self.dir, &dir);
+        Self { folder, model: self.model.clone(), dir }
+    }
+
+    /// What preflight says.
+    pub fn preflight(&self, stages: u32, verify_sha256: bool) -> preflight::Report {
+        let size = preflight::default_size();
+        let package = self.dir.clone();
+        let flags = PreflightFlags { package, stages, stage_split: None, verify_sha256, size, json: true };
+        preflight::preflight(&flags).unwrap()
+    }
+
+    /// What verifying says.
+    pub fn verify(&self, source: Option<&Path>) -> verify_package::Report {
+        verify_package::verify(&self.dir, source, true).unwrap()
+    }
+}
+
+/// Flags of `package`.
+pub fn flags(model: &Path, out: &Path) -> PackageFlags {
+    PackageFlags { model: model.to_owned(), out: out.to_owned(), from_bench: None, model_id: None, json: true }
+}
+
+fn copy_tree(from: &Path, to: &Path) {
+    fs::create_dir(to).unwrap();
+    for entry in fs::read_dir(from).unwrap() {
+        let entry = entry.unwrap();
+        let target = to.join(entry.file_name());
+        match entry.file_type().unwrap().is_dir() {
+            true => copy_tree(&entry.path(), &target),
+            false => drop(fs::copy(entry.path(), target).unwrap()),
+        }
+    }
+}
+
+/// Codes of issues, in their order.
+pub fn codes(issues: &[engine_io::package::Issue]) -> Vec<&'static str> {
+    issues.iter().map(|issue| issue.code).collect()
+}

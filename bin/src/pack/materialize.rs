@@ -1,0 +1,178 @@
+//! `materialize`: the file that one stage of a split model loads, cut from a layer package.
+//!
+//! All keys of the model, four more that say which stage it is, and the tensors of that stage alone. Nothing reads the
+//! package afterwards.
+
+use std::fmt::Write as _;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use clap::Args;
+use engine_io::digest::{Sha256, Tee};
+use engine_io::gguf::Value;
+use engine_io::gguf::write::Layout;
+use engine_io::package::stages;
+use engine_io::{ModelFile, OpenOptions, package};
+use serde::Serialize;
+
+use super::PackError;
+use super::examine;
+use super::output::Output;
+use super::package::Digested;
+use super::progress::Progress;
+use crate::memory::human;
+
+/// Keys of a stage's file, u32 each: which stage, of how many, its first block, and the block behind its last one. The
+/// last stage's end is that of the trunk: an MTP block belongs to it without being counted.
+pub const STAGE_KEYS: [&str; 4] =
+    ["engine.stage.index", "engine.stage.count", "engine.stage.first", "engine.stage.end"];
+
+/// `I/N`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct StageOf {
+    /// Which, from 0.
+    pub index: u32,
+    /// Of how many.
+    pub count: u32,
+}
+
+impl FromStr for StageOf {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let parts = text.split_once('/').and_then(|(i, n)| Some((i.parse().ok()?, n.parse().ok()?)));
+        match parts {
+            Some((index, count)) if index < count && count <= 4096 => Ok(Self { index, count }),
+            _ => Err("expected I/N with I from 0 and below N, such as 0/2".to_owned()),
+        }
+    }
+}
+
+/// Flags of the verb.
+#[derive(Clone, Debug, Args)]
+pub struct MaterializeFlags {
+    /// A layer package: its folder.
+    #[arg(value_name = "DIR")]
+    pub package: PathBuf,
+    /// Which stage, from 0, of how many.
+    #[arg(long, value_name = "I/N")]
+    pub stage: StageOf,
+    /// First block of the second of two stages [default: where both weigh the same]
+    #[arg(long, value_name = "BLOCK")]
+    pub stage_split: Option<u32>,
+    /// A folder that does not exist yet; the stage's file is put there.
+    #[arg(long, value_name = "DIR")]
+    pub out: PathBuf,
+    /// Print one JSON object.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// What was written.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+pub struct Report {
+    /// The file.
+    pub file: String,
+    /// Which stage.
+    pub stage_index: u32,
+    /// Of how many.
+    pub stage_count: u32,
+    /// First block.
+    pub layer_start: u32,
+    /// Behind the last block; an MTP block is counted.
+    pub layer_end: u32,
+    /// It has the MTP block.
+    pub includes_mtp: bool,
+    /// It has the token table.
+    pub includes_embeddings: bool,
+    /// It has output norm and LM head.
+    pub includes_output: bool,
+    /// Tensors in it.
+    pub tensors: usize,
+    /// Length of the file.
+    pub bytes: u64,
+    /// Of its bytes.
+    pub sha256: Sha256,
+}
+
+/// Writes the file of a stage.
+///
+/// # Errors
+/// [`PackError`].
+pub fn materialize(flags: &MaterializeFlags) -> Result<Report, PackError> {
+    let StageOf { index, count } = flags.stage;
+    if flags.stage_split.is_some() && count != 2 {
+        return Err(PackError::Usage(format!("--stage-split cuts two stages; --stage is {index}/{count}")));
+    }
+    let refused = |what: String| PackError::Refused(format!("{}: {what}", flags.package.display()));
+    if package::folder(&flags.package).is_none() {
+        return Err(refused("is no layer package; give the folder that holds model-package.json".to_owned()));
+    }
+    let model = ModelFile::open(&flags.package, OpenOptions::default())?;
+    let needs = examine::needs(&model)?;
+    let ranges = stages::ranges(model.tensors(), &needs, count, flags.stage_split).ok_or_else(|| {
+        let trunk = needs.trunk();
+        refused(format!("the trunk has {trunk} blocks, which cannot be cut as asked; give fewer stages or another cut"))
+    })?;
+    let blocks = &ranges[index as usize];
+    let mut meta = model.meta().clone();
+    let values = [index, count, blocks.start, blocks.end.min(needs.trunk())];
+    for (key, value) in STAGE_KEYS.into_iter().zip(values) {
+        meta.set(key, Value::U32(value));
+    }
+    let mut layout = Layout::new(meta)?;
+    let wanted: Vec<_> = model.tensors().iter().filter(|t| needs.of_stage(&t.name, blocks)).collect();
+    for t in &wanted {
+        layout.tensor(&t.name, t.dims(), t.ty)?;
+    }
+    let total = layout.file_bytes();
+    let output = Output::directory(&flags.out, total)?;
+    let name = format!("stage-{index}-of-{count}.gguf");
+    let done = Progress::bytes("writing", total, flags.json);
+    let mut writer = layout.start(Tee::new(output.writer(&name)?))?;
+    for t in &wanted {
+        writer.tensor(Digested::new(model.reader(t), &done))?;
+    }
+    let (file, sha256, bytes) = writer.finish()?.finish();
+    let path = output.path().join(&name);
+    file.into_inner().map(drop).map_err(|e| PackError::output(&path, "write")(e.into_error()))?;
+    model.check_unchanged()?;
+    let written = ModelFile::open(output.path(), OpenOptions::default())
+        .map_err(|e| PackError::Unverified(format!("what was written does not open: {e}")))?;
+    let there = |name: &str| written.tensor(name).is_some();
+    let report = Report {
+        file: flags.out.join(&name).display().to_string(),
+        stage_index: index,
+        stage_count: count,
+        layer_start: blocks.start,
+        layer_end: blocks.end,
+        includes_mtp: needs.head.is_some_and(|head| blocks.contains(&head)),
+        includes_embeddings: there("token_embd.weight"),
+        includes_output: there("output_norm.weight"),
+        tensors: written.tensors().len(),
+        bytes,
+        sha256,
+    };
+    drop(written);
+    output.finish()?;
+    Ok(report)
+}
+
+/// For people.
+pub fn text(report: &Report) -> String {
+    let mut out = String::new();
+    let with = [
+        (report.includes_embeddings, "token table"),
+        (report.includes_output, "output norm and LM head"),
+        (report.includes_mtp, "MTP block"),
+    ];
+    let with: Vec<&str> = with.into_iter().filter(|(there, _)| *there).map(|(_, what)| what).collect();
+    let with = if with.is_empty() { "nothing else".to_owned() } else { with.join(", ") };
+    let (index, count) = (report.stage_index, report.stage_count);
+    let _ =
+        writeln!(out, "stage         {index} of {count}: blocks {}..{}, {with}", report.layer_start, report.layer_end);
+    let _ =
+        writeln!(out, "file          {}, {} tensors, {}", report.file, report.tensors, human(report.bytes as usize));
+    let _ = writeln!(out, "sha256        {}", report.sha256);
+    out
+}

@@ -1,0 +1,299 @@
+//! What a package says about drafting: the strategies that its model can run, their settings, and the default, chosen by
+//! measurement where there is one.
+//!
+//! A result file is JSON of schema `slipstream-bench/1`; fields that are not named here are passed over.
+//!
+//! ```json
+//! {"schema": "slipstream-bench/1",
+//!  "model": {"tensor_tree_sha256": "<64 hex>"},
+//!  "arms": [{"strategy": "off", "settings": {}, "decode_tok_s": {"median": 10.5}, "output_sha256": "<64 hex>"},
+//!           {"strategy": "mtp-suffix",
+//!            "settings": {"mtp_tokens": 3, "suffix_min": 5, "suffix_max": 32, "suffix_tokens": 48,
+//!                         "window": {"policy": "fixed", "initial": 16, "min": 1, "max": 32}},
+//!            "decode_tok_s": {"median": 14.2}, "output_sha256": "<64 hex>"}]}
+//! ```
+//!
+//! `settings` has the names of a request's `speculative` object; what is absent is the built-in value. `output_sha256`
+//! is over the committed ids of all prompts of the arm. An arm whose output is not that of `off` is void.
+
+use std::path::Path;
+
+use engine::api::{Speculation, Strategy, WindowPolicy};
+use engine::limits::{MTP_TOKENS_MAX, SUFFIX_MAX_DEFAULT, SUFFIX_MIN_DEFAULT, WINDOW_MAX};
+use engine_io::digest::Sha256;
+use engine_io::package::manifest::{self, ExtensionPolicy, Generation, Named, Proposer, Speculative};
+use engine_io::provenance::FileEntry;
+use serde::Deserialize;
+
+use super::PackError;
+use crate::menu::{BUILT_IN, Given};
+
+/// Name of the schema.
+pub const SCHEMA: &str = "slipstream-bench/1";
+/// Results beyond this are none.
+const BYTES_MAX: u64 = 64 << 20;
+
+/// A result file.
+#[derive(Clone, PartialEq, Debug, Deserialize)]
+struct BenchResult {
+    schema: String,
+    #[serde(default)]
+    model: BenchModel,
+    arms: Vec<Arm>,
+}
+
+/// What was measured.
+#[derive(Clone, PartialEq, Debug, Default, Deserialize)]
+struct BenchModel {
+    #[serde(default)]
+    tensor_tree_sha256: Option<Sha256>,
+}
+
+/// One way to decode.
+#[derive(Clone, PartialEq, Debug, Deserialize)]
+struct Arm {
+    strategy: Strategy,
+    #[serde(default)]
+    settings: Settings,
+    decode_tok_s: Spread,
+    output_sha256: Sha256,
+}
+
+#[derive(Clone, Copy, PartialEq, Debug, Deserialize)]
+struct Spread {
+    median: f64,
+}
+
+#[derive(Clone, PartialEq, Debug, Default, Deserialize)]
+struct Settings {
+    mtp_tokens: Option<u8>,
+    suffix_min: Option<u8>,
+    suffix_max: Option<u8>,
+    suffix_tokens: Option<u8>,
+    #[serde(default)]
+    window: Window,
+}
+
+#[derive(Clone, PartialEq, Debug, Default, Deserialize)]
+struct Window {
+    policy: Option<WindowPolicy>,
+    initial: Option<u8>,
+    min: Option<u8>,
+    max: Option<u8>,
+}
+
+/// What a package will say.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Recipe {
+    /// Settings of every strategy that the model can run, in their documented order.
+    pub strategies: Vec<Speculation>,
+    /// The default.
+    pub default: Strategy,
+    /// Why that one.
+    pub reason: String,
+    /// The measurement.
+    pub evidence: Option<FileEntry>,
+    /// Tensors that were measured, if the result says.
+    pub measured: Option<Sha256>,
+}
+
+impl Recipe {
+    /// Without a measurement: the composite where there is a head.
+    pub fn built_in(head: bool) -> Self {
+        let default = if head { Strategy::MtpSuffix } else { Strategy::NgramSuffix };
+        Self {
+            strategies: runnable(head).map(settings_of).collect(),
+            default,
+            reason: "built-in default: nothing was measured on this model".to_owned(),
+            evidence: None,
+            measured: None,
+        }
+    }
+
+    /// From a result file, for a model with or without a head.
+    ///
+    /// # Errors
+    /// [`PackError::Refused`]: the file is none, has no arm `off`, or none whose output is that of `off`, or its arms
+    /// draft with a head that the model has not.
+    pub fn of_bench(path: &Path, head: bool) -> Result<Self, PackError> {
+        let refused = |what: String| PackError::Refused(format!("{}: {what}", path.display()));
+        let size = std::fs::metadata(path).map_err(|e| refused(format!("cannot be read: {e}")))?.len();
+        if size > BYTES_MAX {
+            return Err(refused(format!("has {size} bytes; a result of {SCHEMA} has at most {BYTES_MAX}")));
+        }
+        let bytes = std::fs::read(path).map_err(|e| refused(format!("cannot be read: {e}")))?;
+        let result: BenchResult = serde_json::from_slice(&bytes)
+            .map_err(|e| refused(format!("is no {SCHEMA} result: {e}; give what engine-bench wrote")))?;
+        if result.schema != SCHEMA {
+            return Err(refused(format!("schema is {:?}, expected {SCHEMA:?}", result.schema)));
+        }
+        let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+        let evidence = FileEntry { path: name, byte_size: bytes.len() as u64, sha256: Some(Sha256::of(&bytes)) };
+        let mut recipe = choose(&result.arms, head).map_err(refused)?;
+        (recipe.evidence, recipe.measured) = (Some(evidence), result.model.tensor_tree_sha256);
+        Ok(recipe)
+    }
+
+    /// The `generation` block; `head` is the MTP block's number.
+    pub fn generation(&self, head: Option<u32>) -> Generation {
+        let mut proposers = Named::default();
+        let strategies = self.strategies.iter().map(|settings| {
+            let entry = entry(settings, head, &mut proposers);
+            (settings.strategy.name().to_owned(), entry)
+        });
+        let strategies = Named(strategies.collect());
+        let default = self.default.name().to_owned();
+        let speculative = Speculative { default, proposers, strategies, unread: Default::default() };
+        Generation { speculative_decoding: Some(speculative), unread: Default::default() }
+    }
+}
+
+/// Strategies of a package.
+fn runnable(head: bool) -> impl Iterator<Item = Strategy> {
+    let all = [Strategy::Mtp, Strategy::NgramSuffix, Strategy::MtpSuffix];
+    all.into_iter().filter(move |strategy| head || !strategy.uses_mtp())
+}
+
+fn settings_of(strategy: Strategy) -> Speculation {
+    Given::default().over(Speculation { strategy, ..BUILT_IN }).expect("built-in values fit each other")
+}
+
+impl Arm {
+    fn speculation(&self) -> Result<Speculation, String> {
+        let Settings { mtp_tokens, suffix_min, suffix_max, suffix_tokens, ref window } = self.settings;
+        let Window { policy, initial, min, max } = *window;
+        let given = Given {
+            mtp_tokens,
+            suffix_min,
+            suffix_max,
+            suffix_tokens,
+            policy,
+            window_initial: initial,
+            window_min: min,
+            window_max: max,
+        };
+        let settings = given.over(Speculation { strategy: self.strategy, ..BUILT_IN })?;
+        let Speculation { mtp_tokens, suffix_min, suffix_max, suffix_tokens, window_min, window_max, .. } = settings;
+        let matches = SUFFIX_MIN_DEFAULT..=SUFFIX_MAX_DEFAULT;
+        let fine = usize::from(mtp_tokens) <= MTP_TOKENS_MAX
+            && matches.contains(&suffix_min.into())
+            && matches.contains(&suffix_max.into())
+            && usize::from(suffix_tokens.max(window_max)) <= WINDOW_MAX;
+        if !fine {
+            return Err(format!(
+                "settings beyond what is done here: mtp_tokens at most {MTP_TOKENS_MAX}, suffix_min and suffix_max \
+                 {SUFFIX_MIN_DEFAULT} to {SUFFIX_MAX_DEFAULT}, suffix_tokens and window.max at most {WINDOW_MAX}"
+            ));
+        }
+        let idle = self.strategy.uses_mtp() && mtp_tokens == 0 || self.strategy.uses_suffix() && suffix_tokens == 0;
+        if idle || window_min == 0 {
+            return Err("drafts nothing, which a package calls off".to_owned());
+        }
+        Ok(settings)
+    }
+
+    fn text(&self) -> String {
+        format!("{} {:.2} tok/s", self.strategy.name(), self.decode_tok_s.median)
+    }
+}
+
+/// The fastest arm whose output is that of `off`; of every other strategy its own fastest.
+fn choose(arms: &[Arm], head: bool) -> Result<Recipe, String> {
+    if let Some(bad) = arms.iter().find(|arm| !arm.decode_tok_s.median.is_finite() || arm.decode_tok_s.median <= 0.0) {
+        let speed = bad.decode_tok_s.median;
+        return Err(format!(
+            "an arm of {} has a median of {speed} tok/s, expected a number above 0",
+            bad.strategy.name()
+        ));
+    }
+    if let Some(arm) = arms.iter().find(|arm| arm.strategy.uses_mtp() && !head) {
+        let name = arm.strategy.name();
+        return Err(format!("an arm drafts with {name}, and the model has no MTP block; measure this model"));
+    }
+    let faster = |a: &&Arm, b: &&Arm| a.decode_tok_s.median.total_cmp(&b.decode_tok_s.median);
+    let off = arms.iter().filter(|arm| arm.strategy == Strategy::Off).max_by(faster);
+    let off = off.ok_or("has no arm off, which every other one is held against; measure off too")?;
+    let drafting = arms.iter().filter(|arm| arm.strategy != Strategy::Off);
+    let (same, void): (Vec<&Arm>, Vec<&Arm>) = drafting.partition(|arm| arm.output_sha256 == off.output_sha256);
+    let best = same.iter().copied().max_by(faster).ok_or_else(|| {
+        format!("no arm that drafts has the output of off ({} have another); measure again", void.len())
+    })?;
+    let mut strategies = Vec::new();
+    for strategy in runnable(head) {
+        let fastest = same.iter().copied().filter(|arm| arm.strategy == strategy).max_by(faster);
+        let settings = fastest.map(|arm| arm.speculation().map_err(|e| format!("the arm {}: {e}", arm.text())));
+        strategies.push(settings.transpose()?.unwrap_or_else(|| settings_of(strategy)));
+    }
+    let mut reason = format!("fastest of {} measured arms with the output of off: {}, ", same.len(), best.text());
+    let ratio = best.decode_tok_s.median / off.decode_tok_s.median;
+    reason.push_str(&format!("{} ({ratio:.2} times)", off.text()));
+    if ratio <= 1.0 {
+        reason.push_str("; none was faster than off");
+    }
+    if !void.is_empty() {
+        reason.push_str(&format!("; {} arms with another output were left out", void.len()));
+    }
+    Ok(Recipe { strategies, default: best.strategy, reason, evidence: None, measured: None })
+}
+
+fn entry(settings: &Speculation, head: Option<u32>, proposers: &mut Named<Proposer>) -> manifest::Strategy {
+    let strategy = settings.strategy;
+    let mtp = Proposer {
+        kind: "native-mtp".to_owned(),
+        prediction_depth: Some(1),
+        layer_indices: head.map(|head| vec![head]),
+        max_draft_tokens: Some(settings.mtp_tokens.into()),
+        ..Proposer::default()
+    };
+    let suffix = Proposer {
+        kind: "ngram-suffix".to_owned(),
+        ngram_min: Some(settings.suffix_min.into()),
+        ngram_max: Some(settings.suffix_max.into()),
+        max_proposal_tokens: Some(settings.suffix_tokens.into()),
+        history_scope: Some("request".to_owned()),
+        ..Proposer::default()
+    };
+    let mtp = strategy.uses_mtp().then(|| named(proposers, "mtp", mtp));
+    let suffix = strategy.uses_suffix().then(|| named(proposers, "suffix", suffix));
+    let window = manifest::WindowPolicy {
+        default: match settings.policy {
+            WindowPolicy::Fixed => "fixed",
+            WindowPolicy::Adaptive => "adaptive",
+        }
+        .to_owned(),
+        initial_window: Some(settings.window_initial.into()),
+        min_window: Some(settings.window_min.into()),
+        max_window: Some(settings.window_max.into()),
+        pipeline_depth: Some(1),
+        ..manifest::WindowPolicy::default()
+    };
+    let base = manifest::Strategy { window_policy: Some(window), ..manifest::Strategy::default() };
+    match (mtp, suffix) {
+        (Some(primary), Some(extender)) => manifest::Strategy {
+            kind: "composite".to_owned(),
+            primary: Some(primary),
+            extender: Some(extender),
+            extension_policy: Some(ExtensionPolicy {
+                max_tokens: settings.suffix_tokens.into(),
+                ..ExtensionPolicy::default()
+            }),
+            ..base
+        },
+        (Some(mtp), None) => manifest::Strategy { kind: "native-mtp".to_owned(), proposer: Some(mtp), ..base },
+        (None, suffix) => manifest::Strategy { kind: "ngram-suffix".to_owned(), proposer: suffix, ..base },
+    }
+}
+
+/// The name of a proposer like this: one that is there, or a new one.
+fn named(proposers: &mut Named<Proposer>, base: &str, proposer: Proposer) -> String {
+    if let Some((name, _)) = proposers.iter().find(|(_, there)| **there == proposer) {
+        return name.to_owned();
+    }
+    let number = |n: usize| if n == 1 { base.to_owned() } else { format!("{base}-{n}") };
+    let name = (1..).map(number).find(|name| proposers.get(name).is_none()).expect("endless");
+    proposers.0.push((name.clone(), proposer));
+    name
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,145 @@
+//! Files of single stages: their tensors, their keys, and what all stages are together.
+
+use std::collections::BTreeMap;
+
+use engine::exec::ExecOptions;
+use engine::limits::Limits;
+use engine::memory::Memory;
+use engine::model::load::{LoadOptions, Planned, Repack};
+use engine_bin::pack::materialize::{self, MaterializeFlags, STAGE_KEYS, StageOf};
+use engine_io::{ModelFile, OpenOptions};
+use engine_tests::fixtures::fixture;
+use serde_json::json;
+
+use super::{Packed, engine_pack};
+use crate::refusals::tiny;
+
+fn stage(packed: &Packed, index: u32, count: u32, stage_split: Option<u32>) -> (materialize::Report, ModelFile) {
+    let out = packed.folder.path().join(format!("stage-{index}-{count}-{stage_split:?}"));
+    let package = packed.dir.clone();
+    let flags =
+        MaterializeFlags { package, stage: StageOf { index, count }, stage_split, out: out.clone(), json: true };
+    let report = materialize::materialize(&flags).unwrap_or_else(|error| panic!("{error}"));
+    (report, ModelFile::open(&out, OpenOptions::default()).unwrap())
+}
+
+#[test]
+fn stages_hold_what_they_run_and_nothing_else() {
+    for head in [true, false] {
+        let edit = if head { tiny::model("qwen35") } else { tiny::trunk("qwen35") };
+        let packed = Packed::of(&edit.bytes());
+        let whole = ModelFile::open(&packed.model, OpenOptions::default()).unwrap();
+        for (count, split) in [(1, None), (2, None), (2, Some(1)), (2, Some(3)), (4, None)] {
+            let mut holders: BTreeMap<String, Vec<u32>> = BTreeMap::new();
+            let mut next = 0;
+            for index in 0..count {
+                let (report, file) = stage(&packed, index, count, split);
+                let last = index + 1 == count;
+                assert_eq!(report.layer_start, next);
+                next = report.layer_end;
+                let end = report.layer_end.min(4);
+                let keys = STAGE_KEYS.map(|key| file.meta().require_u32(key).unwrap());
+                assert_eq!(keys, [index, count, report.layer_start, end]);
+                if let Some(split) = split {
+                    assert_eq!(keys[2..], if index == 0 { [0, split] } else { [split, 4] });
+                }
+                // All other keys are the model's, in their order.
+                let own: Vec<_> = file.meta().iter().filter(|(key, _)| !STAGE_KEYS.contains(key)).collect();
+                assert_eq!(own, whole.meta().iter().collect::<Vec<_>>());
+                for t in file.tensors() {
+                    let there = whole.tensor(&t.name).unwrap();
+                    assert_eq!((t.ty, t.dims()), (there.ty, there.dims()));
+                    assert_eq!(*file.data(t), *whole.data(there), "{}", t.name);
+                    holders.entry(t.name.clone()).or_default().push(index);
+                }
+                assert_eq!((report.includes_mtp, report.includes_output), (head && last, last));
+            }
+            assert_eq!(next, if head { 5 } else { 4 });
+            assert_eq!(holders.len(), whole.tensors().len());
+            for (name, at) in holders {
+                // The model is tied: its LM head is the table.
+                let expected = match name.as_str() {
+                    "token_embd.weight" if count > 1 => vec![0, count - 1],
+                    _ => vec![at[0]],
+                };
+                assert_eq!(at, expected, "{name}");
+                if tiny::is_head(&name) || name == "output_norm.weight" {
+                    assert_eq!(at, [count - 1], "{name}");
+                }
+            }
+        }
+    }
+}
+
+/// The table is on the last stage for the MTP block's sake, and not without one.
+#[test]
+fn the_table_follows_the_head() {
+    for (head, own_table, expected) in [(true, false, true), (false, false, false), (true, true, false)] {
+        let mut edit = if head { tiny::model("qwen35") } else { tiny::trunk("qwen35") };
+        edit.weights("output.weight", &[64, 512]);
+        if own_table {
+            edit.weights("blk.4.nextn.embed_tokens.weight", &[64, 512]);
+        }
+        let packed = Packed::of(&edit.bytes());
+        let (report, file) = stage(&packed, 1, 2, None);
+        assert_eq!((report.includes_embeddings, file.tensor("token_embd.weight").is_some()), (expected, expected));
+        let stages = packed.preflight(2, false).stages;
+        assert_eq!((stages[0].includes_embeddings, stages[1].includes_embeddings), (true, expected));
+        assert_eq!(stages[1].embeddings_for.contains(&"mtp_block"), expected);
+        // What preflight announces is what is written.
+        assert_eq!((stages[1].tensor_count, stages[1].layer_start), (report.tensors, report.layer_start));
+    }
+}
+
+/// What blocks keep of sequences is what the planner lists by room, to the byte.
+#[test]
+fn memory_by_block_adds_up_to_the_rooms() {
+    let mut files = vec![tiny::model("qwen35").file(), tiny::trunk("qwen35moe").file()];
+    files.extend(
+        ["nemotronh-tiny/nemotronh-tiny-Q8_0.gguf", "llama-tiny/llama-tiny-Q8_0.gguf"]
+            .iter()
+            .filter_map(|path| Some(ModelFile::open(fixture(path)?, OpenOptions::default()).unwrap())),
+    );
+    assert!(files.len() > 2);
+    for file in files {
+        let Planned { config, plan, .. } = Planned::new(&file, None, LoadOptions::default()).unwrap();
+        let (limits, options) = (Limits::new(3, 200), ExecOptions::default());
+        let by_block = Memory::by_block(&plan, &config, &limits, &options);
+        assert_eq!(by_block.len(), config.trunk + usize::from(plan.program.mtp.is_some()));
+        let memory = Memory::of_plan(&plan, &[], Repack::Off, &limits, &options).unwrap();
+        let rooms = [
+            "KV cache",
+            "KV cache of the MTP block",
+            "hidden rows for the MTP block",
+            "index keys",
+            "recurrent states",
+            "ingredient logs",
+        ];
+        let sum = |name: &&str| memory.parts.iter().filter(|p| p.name == *name).map(|p| p.bytes).sum::<usize>();
+        let expected: usize = rooms.iter().map(|name| sum(name)).sum();
+        let hidden = if plan.program.mtp.is_some() { 0 } else { sum(&rooms[2]) };
+        assert_eq!(by_block.iter().sum::<usize>(), expected - hidden, "{}", file.name());
+    }
+}
+
+#[test]
+fn the_program_writes_a_stage_or_refuses() {
+    let packed = Packed::tiny();
+    let package = packed.dir.to_str().unwrap();
+    let out = packed.folder.path().join("stage");
+    let out = out.to_str().unwrap();
+    let (code, text, error) = engine_pack(&["materialize", package, "--stage", "1/2", "--out", out, "--json"]);
+    assert_eq!((code, error.as_str()), (Some(0), ""));
+    let report: serde_json::Value = serde_json::from_str(&text).unwrap();
+    assert_eq!(report["stage_index"], json!(1));
+    assert!(report["file"].as_str().unwrap().ends_with("stage-1-of-2.gguf"));
+    let taken = engine_pack(&["materialize", package, "--stage", "0/2", "--out", out]);
+    assert!(taken.0 == Some(3) && taken.2.contains("exists already"), "{taken:?}");
+    for flags in [["--stage", "0/5"].as_slice(), &["--stage", "0/2", "--stage-split", "4"]] {
+        let other = packed.folder.path().join("other");
+        let line = [&["materialize", package, "--out", other.to_str().unwrap()], flags].concat();
+        let (code, _, text) = engine_pack(&line);
+        assert!(code == Some(3) && text.contains("the trunk has 4 blocks"), "{text}");
+        assert!(!other.exists());
+    }
+}
