@@ -43,6 +43,12 @@ pub struct Package {
     pub manifest_sha256: Sha256,
 }
 
+/// What every version of a manifest has.
+#[derive(serde::Deserialize)]
+struct Version {
+    schema_version: u32,
+}
+
 /// The folder of the package that a path means: a folder with a manifest in it, or the manifest itself.
 pub fn folder(path: &Path) -> Option<PathBuf> {
     if path.file_name().is_some_and(|name| name == MANIFEST) && path.is_file() {
@@ -66,8 +72,16 @@ impl Package {
         if bytes.len() as u64 > MANIFEST_BYTES_MAX {
             return Err(issue("manifest_too_large", format!("is longer than {MANIFEST_BYTES_MAX} bytes")));
         }
-        let manifest = serde_json::from_slice(&bytes)
-            .map_err(|error| issue("invalid_manifest_json", format!("is not of the schema: {error}")))?;
+        let manifest = serde_json::from_slice(&bytes).map_err(|error| {
+            // Of another version the fields need not fit.
+            match serde_json::from_slice::<Version>(&bytes) {
+                Ok(Version { schema_version }) if schema_version != manifest::SCHEMA_VERSION => {
+                    let message = format!("schema_version is {schema_version}, expected {}", manifest::SCHEMA_VERSION);
+                    issue("unsupported_schema_version", message)
+                }
+                _ => issue("invalid_manifest_json", format!("is not of the schema: {error}")),
+            }
+        })?;
         Ok(Self { dir: dir.to_owned(), manifest, manifest_sha256: Sha256::of(&bytes) })
     }
 

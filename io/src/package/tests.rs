@@ -71,6 +71,19 @@ fn names_and_fields_that_stand_twice_are_no_manifest() {
 }
 
 #[test]
+fn another_version_is_called_that_whatever_its_fields() {
+    let folder = tempfile::tempdir().unwrap();
+    let code = |manifest: Value| {
+        fs::write(folder.path().join(MANIFEST), manifest.to_string()).unwrap();
+        Package::read(folder.path()).unwrap_err().code
+    };
+    let files = json!([{"path": "a.gguf", "byte_size": 1, "sha256": "0"}]);
+    assert_eq!(code(json!({"schema_version": 2, "source_model": {"files": files}})), "unsupported_schema_version");
+    assert_eq!(code(json!({"schema_version": 1, "source_model": {"files": files}})), "invalid_manifest_json");
+    assert_eq!(code(json!({"layers": []})), "invalid_manifest_json");
+}
+
+#[test]
 fn paths_stay_below_the_folder() {
     for safe in ["a", "layers/layer-00000.gguf", "a b/c..d", ".hidden/x"] {
         assert!(is_safe_path(safe), "{safe}");

@@ -116,7 +116,7 @@ fn memory_by_block_adds_up_to_the_rooms() {
             "ingredient logs",
         ];
         let sum = |name: &&str| memory.parts.iter().filter(|p| p.name == *name).map(|p| p.bytes).sum::<usize>();
-        let expected: usize = rooms.iter().map(|name| sum(name)).sum();
+        let expected: usize = rooms.iter().map(sum).sum();
         let hidden = if plan.program.mtp.is_some() { 0 } else { sum(&rooms[2]) };
         assert_eq!(by_block.iter().sum::<usize>(), expected - hidden, "{}", file.name());
     }
