@@ -23,7 +23,7 @@
 //! | trap 13 | `forward::experts::*`, `traps::experts_without_their_numbers_and_numbers_without_experts` |
 //! | trap 14 | `forward::refusals::head_sizes_have_keys_of_their_own`, `traps::head_sizes_are_their_own` |
 //! | trap 15 | `traps::counts_of_nextn_blocks`, `matrix::a_sidecar_is_no_model` |
-//! | trap 16 | `matrix::{announced_blocks_that_are_absent, blocks_that_nothing_announces}` |
+//! | trap 16 | `matrix::{announced_blocks_that_are_absent, blocks_that_nothing_announces}`, `blocks::*` |
 //! | trap 17 | `traps::the_pattern_of_the_trunk_ends_before_the_head` |
 //! | trap 18 | `forward::refusals::per_block_arrays_*`, `traps::arrays_are_as_long_as_a_rule_says` |
 //! | trap 19 | `matrix::{names_that_*, another_layout_*}`, `forward::dialects::*`, `engine_io::compat::tests::*` |
@@ -55,6 +55,7 @@
 //! | FR-053 | `engine_io::text::template::tests::a_marker_in_replayed_history_cuts_nothing` |
 //! | FR-055 | `engine::tables::output`, `serve::real::streamed_equals_not_streamed` |
 
+mod blocks;
 mod matrix;
 pub mod tiny;
 mod traps;

@@ -98,6 +98,16 @@ pub enum ModelError {
         /// One of them.
         example: String,
     },
+    /// An MTP block that is in the file and cannot be used, where everything must be read.
+    #[error("{reason}; --strict refuses tensors that nothing reads, such as {example}")]
+    UnreadHead {
+        /// Path of the file.
+        file: String,
+        /// One of its tensors.
+        example: String,
+        /// Why it cannot be used; begins with the path.
+        reason: String,
+    },
     /// Values that no correct file holds.
     #[error("{file}: tensor {tensor} {reason}; convert the model again")]
     Values {

@@ -23,7 +23,11 @@ impl<'a> Keys<'a> {
     /// # Errors
     /// If the block counts are absent or contradict each other.
     pub fn new(meta: &'a Meta, arch: Arch) -> Result<Self, ModelError> {
-        let counts = LayerCounts::read(meta, arch.name())?;
+        let mut counts = LayerCounts::read(meta, arch.name())?;
+        // Where the graph has no MTP block llama.cpp does not read the key: every block is the trunk's.
+        if !arch.has_mtp() {
+            counts.nextn = 0;
+        }
         Ok(Self { meta, counts, arch })
     }
 

@@ -14,6 +14,7 @@ use super::dialect::{self, Directory};
 use super::error::ModelError;
 use super::plan::{FileView, MtpStatus, Plan};
 use super::program::{MatrixId, Program, VectorId};
+use super::sidecar;
 use super::tensors::{Inventory, Slabs, Source, WantedMatrix};
 
 /// Whether matrices are copied into the kernels' own layout. Results are the same bits either way.
@@ -135,6 +136,12 @@ impl Planned {
             _ => None,
         };
         let view = FileView { path: &path, config: &config, tensors: &tensors, refused: own.refused.as_deref() };
+        if config.nextn > 0 && sidecar::has_one_block(model) {
+            // A head's block may have any number, and its tensors any dialect's names.
+            let head = dialect::of_sidecar(model, &config, None);
+            let refused = head.refused.as_deref();
+            sidecar::refuse(FileView { tensors: &Inventory::new(&head.tensors), refused, ..view })?;
+        }
         let plan = Plan::new(view, draft_view, options.strict, options.conventions)?;
         Ok(Self { config, plan, own, beside })
     }

@@ -12,6 +12,7 @@
 mod builder;
 pub mod config;
 pub mod conventions;
+mod counts;
 mod dialect;
 pub mod error;
 mod ffn;

@@ -1,12 +1,14 @@
 //! From metadata and tensor directory to a program and the list of what must be loaded. Touches no tensor data.
 
+use engine_io::compat;
+
 use super::builder::Builder;
 use super::config::{Arch, Config};
 use super::conventions::Conventions;
 use super::error::ModelError;
 use super::program::{MatrixId, MtpProgram, Program, Trunk};
 use super::tensors::{Inventory, Source, WantedMatrix, WantedVector, Wants};
-use super::{llama, mtp_block, nemotron_h, qwen4exp, qwen35, sidecar};
+use super::{counts, llama, mtp_block, nemotron_h, qwen4exp, qwen35, sidecar};
 
 /// One model file as planning sees it.
 #[derive(Clone, Copy)]
@@ -68,7 +70,8 @@ impl Plan {
     ) -> Result<Self, ModelError> {
         conventions.check(model.path, model.config)?;
         sidecar::refuse(model)?;
-        refuse_miscounted_blocks(model)?;
+        counts::refuse_miscounted(model)?;
+        refuse_flat_table(model)?;
         refuse_unhashed(model)?;
         refuse_scales(model)?;
         if let Some(draft) = draft {
@@ -92,6 +95,9 @@ impl Plan {
             }
             None => own_block(&mut b, model, (table, head)),
         };
+        if let (true, None, MtpStatus::Unavailable(reason)) = (strict, draft, &status) {
+            refuse_unread_head(model, reason)?;
+        }
         // Announced NextN blocks that are not used, because of a sidecar or a fault, belong to the model all the same.
         let unused = match status {
             MtpStatus::Own => 0..0,
@@ -100,6 +106,7 @@ impl Plan {
         let unused = unused.map(|i| format!("blk.{i}."));
         let unused: Vec<String> = unused.chain(dense_indexers(model.config)).collect();
         b.wants.note_unexpected(Source::Model, |name| starts(name, &unused));
+        b.wants.report.set_apart(model.config.trunk);
 
         let Builder { wants, buffers, kv, index, recurrent, config, .. } = b;
         let Wants { matrices, vectors, report, .. } = wants;
@@ -223,28 +230,6 @@ fn own_block(
     unavailable(format!("{path}: {what}; {remedies}"))
 }
 
-/// Blocks are told apart by their number alone. A NextN block that the counts place in the trunk, or behind all blocks
-/// while the trunk's last one is taken for it, would leave a model with a block too many or too few.
-fn refuse_miscounted_blocks(model: FileView<'_>) -> Result<(), ModelError> {
-    let FileView { path, config, tensors, .. } = model;
-    let block = |name: &str| name.strip_prefix("blk.")?.split_once(".nextn.")?.0.parse::<usize>().ok();
-    let (trunk, all) = (config.trunk, config.blocks.len());
-    let misplaced = |&i: &usize| i < trunk || (config.nextn > 0 && i >= all);
-    let Some(i) = tensors.names().filter_map(block).find(misplaced) else { return Ok(()) };
-    let arch = config.arch.name();
-    Err(engine_io::Error::Inconsistent {
-        file: path.to_owned(),
-        found: format!(
-            "blk.{i}.nextn.* tensors with {arch}.block_count {all} and {arch}.nextn_predict_layers {}",
-            config.nextn
-        ),
-        expected: String::from(
-            "a block_count that counts the NextN block, and nextn_predict_layers 1; convert or compose the model again",
-        ),
-    }
-    .into())
-}
-
 /// The trunk of the model whose configuration `b` has.
 pub fn trunk(b: &mut Builder<'_>) -> Trunk {
     match b.config.arch {
@@ -290,6 +275,37 @@ fn refuse_unhashed(model: FileView<'_>) -> Result<(), ModelError> {
         expected: String::from("the keys qwen4exp.ple.* that say how tokens name rows; convert the model again"),
     }
     .into())
+}
+
+/// In strict mode everything that is in the file is read, or the reason why it cannot be is the error.
+fn refuse_unread_head(model: FileView<'_>, reason: &str) -> Result<(), ModelError> {
+    let FileView { path, config, tensors, .. } = model;
+    let of_head = |name: &str| match compat::block_of(name) {
+        Some((i, rest)) => i >= config.trunk && (i < config.blocks.len() || rest.starts_with("nextn.")),
+        None => compat::is_top_level_head(name),
+    };
+    match tensors.names().find(|name| of_head(name)) {
+        Some(example) => Err(ModelError::UnreadHead {
+            file: path.to_owned(),
+            example: example.to_owned(),
+            reason: reason.to_owned(),
+        }),
+        None => Ok(()),
+    }
+}
+
+/// One row for all tokens would be taken for a table of one token.
+fn refuse_flat_table(model: FileView<'_>) -> Result<(), ModelError> {
+    let name = "token_embd.weight";
+    match model.tensors.get(name).filter(|t| t.dims().len() < 2) {
+        Some(t) => Err(engine_io::Error::Inconsistent {
+            file: model.path.to_owned(),
+            found: format!("{name} has dimensions {:?}", t.dims()),
+            expected: format!("two, [{}, number of tokens]; convert the model again", model.config.d_model),
+        }
+        .into()),
+        None => Ok(()),
+    }
 }
 
 /// A scale multiplies the product of the weight it belongs to: ignoring it would compute something else.

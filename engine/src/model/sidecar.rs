@@ -1,5 +1,7 @@
 //! Which files are MTP sidecars, and which sidecar belongs to which model.
 
+use engine_io::ModelFile;
+use engine_io::compat::block_of;
 use engine_kernels::ops::moe::Groups;
 
 use super::config::{Config, ExpertsConfig, Ffn, Mixer, Qwen4ExpConfig};
@@ -10,6 +12,14 @@ fn is_sidecar(file: FileView<'_>) -> bool {
     let nextn = format!("blk.{}.nextn.eh_proj.weight", file.config.trunk);
     let head = file.tensors.has(&nextn) || file.refused.is_some();
     file.config.nextn > 0 && head && !file.tensors.names().any(|n| n.starts_with("blk.0."))
+}
+
+/// Whether everything that a file has of blocks is of one block: what a head has under any number, and no model that
+/// announces one.
+pub fn has_one_block(file: &ModelFile) -> bool {
+    let mut blocks = file.tensors().iter().filter_map(|t| Some(block_of(&t.name)?.0));
+    let first = blocks.next();
+    first.is_some() && blocks.all(|block| Some(block) == first)
 }
 
 /// A sidecar is no model.

@@ -132,6 +132,16 @@ pub struct Wants<'a> {
     pub report: Preflight,
     /// Every tensor that was asked for, whether the file has it or not, once each.
     pub asked: Vec<Asked>,
+    names: Names,
+}
+
+/// Where a name stands in the lists of a [`Wants`]: a file may count thousands of blocks.
+#[derive(Default)]
+struct Names {
+    /// Matrices of the tensor: one, or one for each part of it that was asked for.
+    matrices: HashMap<(Source, String), Vec<usize>>,
+    vectors: HashMap<(Source, String), usize>,
+    asked: HashSet<(Source, String)>,
 }
 
 /// A point of a [`Wants`] to go back to.
@@ -150,6 +160,7 @@ impl<'a> Wants<'a> {
             vectors: Vec::new(),
             report: Preflight::default(),
             asked: Vec::new(),
+            names: Names::default(),
         }
     }
 
@@ -177,12 +188,12 @@ impl<'a> Wants<'a> {
 
     /// A stack of matrices that must be there: `[k, parts * n, count]` in the file's order.
     pub fn stack(&mut self, from: Source, name: &str, n: usize, k: usize, slabs: Slabs) -> MatrixId {
-        let tensor = |m: &&WantedMatrix| m.from == from && m.name == name;
-        if let Some(i) = self.matrices.iter().position(|m| tensor(&m) && m.slabs.part == slabs.part) {
-            return MatrixId(i as u32);
+        let parts = self.names.matrices.get(&(from, name.to_owned())).map_or(&[][..], Vec::as_slice);
+        if let Some(i) = parts.iter().find(|&&i| self.matrices[i].slabs.part == slabs.part) {
+            return MatrixId(*i as u32);
         }
-        let quant = match self.matrices.iter().find(tensor) {
-            Some(other_part) => other_part.quant,
+        let quant = match parts.first() {
+            Some(&other_part) => self.matrices[other_part].quant,
             None => {
                 let dims = [k as u64, (slabs.parts * n) as u64, slabs.count as u64];
                 let (dims, role) =
@@ -191,6 +202,7 @@ impl<'a> Wants<'a> {
                 self.check(from, name, dims)
             }
         };
+        self.names.matrices.entry((from, name.to_owned())).or_default().push(self.matrices.len());
         self.matrices.push(WantedMatrix { from, name: name.to_owned(), n, k, quant, slabs });
         MatrixId((self.matrices.len() - 1) as u32)
     }
@@ -233,18 +245,19 @@ impl<'a> Wants<'a> {
     }
 
     fn floats(&mut self, from: Source, name: &str, dims: &[u64]) -> VectorId {
-        if let Some(i) = self.vectors.iter().position(|v| v.from == from && v.name == name) {
-            return VectorId(i as u32);
+        if let Some(i) = self.names.vectors.get(&(from, name.to_owned())) {
+            return VectorId(*i as u32);
         }
         self.ask(from, name, dims, Role::Vector, false);
         let quant = self.check(from, name, dims);
         let len = dims.iter().product::<u64>() as usize;
+        self.names.vectors.insert((from, name.to_owned()), self.vectors.len());
         self.vectors.push(WantedVector { from, name: name.to_owned(), len, quant, negative: false });
         VectorId((self.vectors.len() - 1) as u32)
     }
 
     fn ask(&mut self, from: Source, name: &str, dims: &[u64], role: Role, optional: bool) {
-        if !self.asked.iter().any(|a| a.from == from && a.name == name) {
+        if self.names.asked.insert((from, name.to_owned())) {
             self.asked.push(Asked { from, name: name.to_owned(), dims: dims.to_vec(), role, optional });
         }
     }
@@ -286,6 +299,11 @@ impl<'a> Wants<'a> {
     pub fn rewind(&mut self, mark: &Mark) {
         self.matrices.truncate(mark.matrices);
         self.vectors.truncate(mark.vectors);
+        self.names.vectors.retain(|_, i| *i < mark.vectors);
+        self.names.matrices.retain(|_, parts| {
+            parts.retain(|i| *i < mark.matrices);
+            !parts.is_empty()
+        });
     }
 
     /// Lists the tensors of a file that nobody asked for, but those that `known` says belong to it.

@@ -199,4 +199,4 @@ macro_rules! edit {
     };
 }
 
-pub(super) use edit;
+pub(crate) use edit;

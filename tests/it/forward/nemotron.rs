@@ -176,7 +176,20 @@ fn blocks_that_are_miscounted_are_refused() {
         &["blk.6.nextn.*", "no nemotron_h_moe.nextn_predict_layers"],
     );
     let two = set(base(), nextn, Value::U32(2)).drop(|n| n.starts_with("blk.6.nextn."));
-    trunk_only(&set(two, "attention.head_count_kv", array(&[0, 0, 0, 2, 0, 2, 2])), &["= 2", "expected 1"]);
+    refused(
+        &set(two, "attention.head_count_kv", array(&[0, 0, 0, 2, 0, 2, 2])),
+        &["nextn_predict_layers 2", "such as blk.5.", "nextn_predict_layers 0 if"],
+    );
+    // A trunk that ends with attention, whose key was kept.
+    let mut kept = set(
+        base().drop(|n| n.starts_with("blk.4.") || n.starts_with("blk.5.") || n.starts_with("blk.6.")),
+        "block_count",
+        Value::U32(4),
+    );
+    for (part, values) in [("attention.head_count_kv", &[0, 0, 0, 2]), ("feed_forward_length", &[0, 96, 0, 0])] {
+        kept = set(kept, part, array(values));
+    }
+    refused(&kept, &["nextn_predict_layers 1", "such as blk.3.", "nextn_predict_layers 0 if"]);
 }
 
 /// No key has a default but two: without any other one the file would be run as another model.
@@ -232,6 +245,11 @@ fn keys_that_say_nothing_change_nothing() {
     same(set(base(), "expert_used_count", array(&[0, 3, 0, 0, 0, 3, 3])));
     same(set(base(), "expert_feed_forward_length", array(&[0, 96, 0, 0, 0, 96, 96])));
     same(set(base(), "attention.head_count", array(&[0, 0, 0, 4, 0, 0, 4])));
+    for part in ["attention.scale", "expert_weights_scale"] {
+        for wrong in [-0.25, 1e38, 1e-40] {
+            refused(&set(base(), part, Value::F32(wrong)), &[part, "0 for none, or"]);
+        }
+    }
     let scaled = set(base(), "attention.scale", Value::F32(0.5)).load().unwrap();
     assert_ne!(run(scaled, 64).0, run(base().load().unwrap(), 64).0, "attention.scale is used");
     let fewer = set(base(), "expert_used_count", array(&[0, 3, 0, 0, 0, 2, 1])).load().unwrap();
@@ -277,8 +295,8 @@ fn every_tensor_is_required() {
         trunk_only(&base().drop(|n| n == name), &[&format!("{name} is missing")]);
     }
     assert_eq!(base().tensors.len(), 71);
-    let extra = base().add("blk.1.ffn_gate.weight", &[4], &[0.0; 4]);
-    assert_eq!(extra.load().unwrap().unexpected, ["blk.1.ffn_gate.weight"]);
+    let gated = base().add("blk.1.ffn_gate.weight", &[4], &[0.0; 4]);
+    refused(&gated, &["blk.1.ffn_gate.weight would change what is computed"]);
     refused(&base().add("blk.1.ffn_up_exps.scale", &[6], &[1.0; 6]), &["blk.1.ffn_up_exps.scale"]);
 }
 

@@ -215,3 +215,34 @@ fn tensors_are_required_with_their_shapes_and_types() {
     refused(&typed, &["blk.0.hc_attn_inject.weight", "cannot be computed"]);
     refused(&qwen4exp(9).add("blk.0.attn_qkv.scale", &[1], &[1.0]), &["blk.0.attn_qkv.scale", "scale"]);
 }
+
+#[test]
+fn numbers_of_no_model_are_refused() {
+    for wrong_scale in [1e38, -1.0, 1e-40] {
+        wrong("expert_weights_scale", Value::F32(wrong_scale), &["0 for none, or"]);
+    }
+    let multipliers = qwen4exp(9).meta.get_u64_array(&key("ple.layer_multipliers")).unwrap().unwrap();
+    for i in 0..multipliers.len() {
+        let mut zero = multipliers.clone();
+        zero[i] = 0;
+        wrong("ple.layer_multipliers", longs(&zero), &[&format!("ple.layer_multipliers[{i}]"), "above 0"]);
+    }
+}
+
+/// A list of no tokens is no reason to count below 0.
+#[test]
+fn an_empty_token_list_is_refused() {
+    let none: [&str; 0] = [];
+    let edit = qwen4exp(9).set("tokenizer.ggml.tokens", Value::strs(none));
+    refused(&edit, &["tokenizer.ggml.tokens has 0 entries"]);
+}
+
+/// The base that every other architecture defaults to is none that a model of this one was trained with.
+#[test]
+fn a_lost_base_of_the_angles_is_told() {
+    let name = key("rope.freq_base");
+    let given = qwen4exp(9).set(&name, Value::F32(1e7)).load().unwrap();
+    assert!(given.config.warnings.is_empty(), "{:?}", given.config.warnings);
+    let warnings = qwen4exp(9).unset(&name).load().unwrap().config.warnings;
+    assert!(warnings.len() == 1 && warnings[0].contains(&name) && warnings[0].contains("10000"), "{warnings:?}");
+}

@@ -72,6 +72,7 @@ fn head_sizes_have_keys_of_their_own() {
     assert_eq!(same.config.head_dim, 16);
     refused(&edit!(LLAMA).set(lens[0], Value::U32(32)), &[lens[1], "16", "32", "equal"]);
     let wide = edit!(LLAMA).set(lens[0], Value::U32(32)).set(lens[1], Value::U32(32));
+    let wide = wide.set("llama.rope.dimension_count", Value::U32(32));
     refused(&wide, &["blk.0.attn_q.weight", "[64, 64]", "[64, 128]"]);
     let odd = edit!(LLAMA).unset(lens[0]).unset(lens[1]).set("llama.attention.head_count", Value::U32(6));
     refused(&odd, &["llama.embedding_length", "64", "6", "key_length"]);
@@ -96,6 +97,33 @@ fn rope_scaling_is_done_or_refused_by_name() {
     };
     assert_eq!(logits(&linear), logits(&factors));
     assert_ne!(logits(&linear), logits(&edit!(LLAMA)));
+    // A factor alone is one of linear scaling, under its old name too; beside the new one that does not count.
+    let (factor, old) = ("llama.rope.scaling.factor", "llama.rope.scale_linear");
+    assert_eq!(logits(&edit!(LLAMA).set(factor, Value::F32(2.0))), logits(&linear));
+    assert_eq!(logits(&edit!(LLAMA).set(old, Value::F32(2.0))), logits(&linear));
+    assert_eq!(logits(&edit!(LLAMA).set(factor, Value::F32(2.0)).set(old, Value::F32(8.0))), logits(&linear));
+    let none = edit!(LLAMA).set(kind, Value::str("none")).set(factor, Value::F32(2.0));
+    assert_eq!(logits(&none), logits(&edit!(LLAMA)));
+    for key in [factor, old] {
+        refused(&edit!(LLAMA).set(key, Value::str("two")), &[key, "two", "a float"]);
+        for wrong in [0.0, -2.0, 1e-40] {
+            refused(&edit!(LLAMA).set(key, Value::F32(wrong)), &[key, "above 0"]);
+        }
+    }
+    let attention = "llama.rope.scaling.attn_factor";
+    refused(&edit!(LLAMA).set(attention, Value::F32(1.2)), &[attention, "1.2", "it does 1"]);
+    assert_eq!(logits(&edit!(LLAMA).set(attention, Value::F32(1.0))), logits(&edit!(LLAMA)));
+}
+
+/// Numbers from which only infinities would be computed are refused by their key.
+#[test]
+fn numbers_of_no_model_are_refused() {
+    let base = "llama.rope.freq_base";
+    refused(&edit!(LLAMA).set(base, Value::F32(1e-45)), &[base, "a base"]);
+    refused(&edit!(LLAMA).set("llama.rope.dimension_count", Value::U32(8)), &["rope.dimension_count", "8", "is 16"]);
+    assert!(edit!(QWEN).load().unwrap().config.warnings.is_empty());
+    let eps = "llama.attention.layer_norm_rms_epsilon";
+    refused(&edit!(LLAMA).set(eps, Value::F32(1e30)), &[eps, "at most 1"]);
 }
 
 /// Biases are optional and used when there.
@@ -229,10 +257,10 @@ fn one_preflight_lists_everything() {
 
 #[test]
 fn unexpected_tensors_are_reported_and_refused_only_if_strict() {
-    let edit = edit!(LLAMA).add("blk.0.attn_sinks.weight", &[4], &[0.0; 4]);
-    assert_eq!(edit.load().unwrap().unexpected, ["blk.0.attn_sinks.weight"]);
+    let edit = edit!(LLAMA).add("blk.0.attn_rot_embd.weight", &[4], &[0.0; 4]);
+    assert_eq!(edit.load().unwrap().unexpected, ["blk.0.attn_rot_embd.weight"]);
     let strict = Model::load(&edit.file(), None, LoadOptions { strict: true, ..LoadOptions::default() });
-    assert!(strict.err().unwrap().to_string().contains("blk.0.attn_sinks.weight"));
+    assert!(strict.err().unwrap().to_string().contains("blk.0.attn_rot_embd.weight"));
     // A NextN block that is used is asked for by tensor, as every other; one that is not used is no surprise.
     let odd = |edit: Edit| edit.add("blk.6.attn_sinks.weight", &[4], &[0.0; 4]);
     assert_eq!(odd(edit!(QWEN)).load().unwrap().unexpected, ["blk.6.attn_sinks.weight"]);
@@ -294,8 +322,8 @@ fn block_counts_include_the_nextn_block() {
     // Only the head's own norm, table and head have something that stands in for them.
     let edit = edit!(QWEN).drop(|n| n == "blk.6.nextn.shared_head_norm.weight").load().unwrap();
     assert_eq!(edit.mtp, MtpStatus::Own);
-    // Two NextN blocks: the second one is a trunk block by its tensors, so only the count is looked at.
-    trunk_only(&edit!(QWEN).set(key, Value::U32(2)), &[key, "= 2", "expected 1"]);
+    // Two NextN blocks: one of them is a block of the trunk by its tensors.
+    refused(&edit!(QWEN).set(key, Value::U32(2)), &["qwen35.nextn_predict_layers 2", "such as blk.5."]);
 }
 
 /// The list of recurrent blocks wins over the interval; without it the interval rules the trunk, and the NextN block is

@@ -4,7 +4,7 @@ use engine_kernels::ops::moe::{GROUPS_MAX, Gating, Groups, Router};
 
 use super::super::error::ModelError;
 use super::super::keys::Keys;
-use super::MAX_WIDTH;
+use super::{MAX_WIDTH, factor};
 
 /// What is applied between the matrices of an FFN.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -120,17 +120,14 @@ impl ExpertKeys {
             true => Ok(()),
             false => Err(keys.missing(key)),
         };
-        let scale = if family.scale { keys.float("expert_weights_scale")? } else { Some(0.0) };
-        given("expert_weights_scale", scale.is_some())?;
-        let scale = scale.unwrap_or(0.0);
+        let key = "expert_weights_scale";
+        given(key, !family.scale || keys.float(key)?.is_some())?;
+        let scale = if family.scale { factor(keys, key)?.unwrap_or(1.0) } else { 1.0 };
         let norm = if family.norm.is_some() { family.norm } else { keys.flag("expert_weights_norm")? };
         given("expert_weights_norm", norm.is_some())?;
         given("expert_feed_forward_length", width.is_some())?;
         let shared_width = keys.optional("expert_shared_feed_forward_length", 0..=MAX_WIDTH)?;
         given("expert_shared_feed_forward_length", shared_width.is_some())?;
-        if scale < 0.0 {
-            return Err(keys.range("expert_weights_scale", scale, "a number above 0, or 0 for none"));
-        }
         let group_count = keys.optional("expert_group_count", 0..=GROUPS_MAX)?.unwrap_or(0);
         let groups = match group_count {
             0 | 1 => None,
@@ -146,7 +143,7 @@ impl ExpertKeys {
             latent: if family.latent { keys.optional("moe_latent_size", 1..=MAX_WIDTH)? } else { None },
             groups,
             norm: norm.unwrap_or(false),
-            scale: if scale == 0.0 { 1.0 } else { scale },
+            scale,
         })
     }
 

@@ -191,6 +191,8 @@ pub struct Config {
     pub qwen4exp: Option<Qwen4ExpConfig>,
     /// The file's token list; `None` without one.
     pub tokens: Option<TokenList>,
+    /// What is legal and most likely not meant, a line for each.
+    pub warnings: Vec<String>,
 }
 
 impl Config {
@@ -236,7 +238,7 @@ impl Config {
             _ => positive(keys, "attention.layer_norm_rms_epsilon")?,
         };
         let attention_scale = match arch.is_nemotron_h() {
-            true => keys.float("attention.scale")?.filter(|&scale| scale != 0.0),
+            true => factor(keys, "attention.scale")?,
             false => None,
         };
         let mut blocks = Vec::with_capacity(all);
@@ -273,6 +275,17 @@ impl Config {
             _ => None,
         };
 
+        let mut warnings = Vec::new();
+        let base = keys.full("rope.freq_base");
+        // No published model of it has this base, and a file that lost the key runs all the same.
+        if arch == Arch::Qwen4Exp && meta.get(&base).is_none() {
+            warnings.push(format!(
+                "{}: key {base} is missing, {} is used; models of this architecture have a base of their own, so convert \
+                 the model again if its checkpoint states one",
+                meta.file(),
+                rope::FREQ_BASE
+            ));
+        }
         Ok(Self {
             arch,
             name: meta.get_str("general.name")?.unwrap_or("").to_owned(),
@@ -290,6 +303,7 @@ impl Config {
             mamba2,
             qwen4exp,
             tokens,
+            warnings,
         })
     }
 
@@ -360,13 +374,23 @@ impl Config {
     }
 }
 
-/// A float that must be there and above 0.
+/// A float that must be there, above 0 and at most 1: what is added to squares of numbers around 1.
 fn positive(keys: &Keys<'_>, key: &str) -> Result<f32, ModelError> {
     let value = keys.float(key)?.ok_or_else(|| keys.missing(key))?;
-    if value <= 0.0 {
-        return Err(keys.range(key, value, "a number above 0"));
+    if value <= 0.0 || value > 1.0 {
+        return Err(keys.range(key, value, "a number above 0, at most 1"));
     }
     Ok(value)
+}
+
+/// A float that activations are multiplied by, if it is given and not 0. Beyond the range of half floats, in which
+/// activations are scaled, nothing but overflow would come of it.
+fn factor(keys: &Keys<'_>, key: &str) -> Result<Option<f32>, ModelError> {
+    let value = keys.float(key)?.filter(|&value| value != 0.0);
+    match value.filter(|value| !(MIN_FACTOR..=MAX_FACTOR).contains(value)) {
+        Some(value) => Err(keys.range(key, value, format!("0 for none, or {MIN_FACTOR} to {MAX_FACTOR}"))),
+        None => Ok(value),
+    }
 }
 
 /// Limits that no real model comes near; they keep products of any two within 64 bits.
@@ -374,3 +398,5 @@ const MAX_BLOCKS: usize = 1 << 12;
 const MAX_WIDTH: usize = 1 << 24;
 const MAX_TAPS: usize = 64;
 const MAX_CONTEXT: usize = 1 << 31;
+const MAX_FACTOR: f32 = 65504.0;
+const MIN_FACTOR: f32 = 1.0 / MAX_FACTOR;

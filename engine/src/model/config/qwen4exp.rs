@@ -182,10 +182,14 @@ fn ngram(
     let vocab_key = keys.optional("vocab_size", 1..=MAX_WIDTH)?;
     let vocab = vocab.max(vocab_key).unwrap_or(1);
     let end_token = keys.require("ple.eos_token_id", 0..=u32::MAX as usize - 1)? as u32;
-    let largest = (vocab as u64 - 1).max(u64::from(end_token));
+    let largest = (vocab as u64).saturating_sub(1).max(u64::from(end_token));
     // What the image token would be hashed as; text has none, but the key must be sound.
     keys.optional("ple.image_token_id", 0..=u32::MAX as usize - 1)?;
     let multipliers = constants(keys, "ple.layer_multipliers", ngram_size)?;
+    if let Some(i) = multipliers.iter().position(|&m| m == 0) {
+        let expected = "a factor above 0: with 0 all tokens would be one";
+        return Err(keys.range(&format!("ple.layer_multipliers[{i}]"), 0, expected));
+    }
     if let Some(i) = multipliers.iter().position(|&m| m.checked_mul(largest).is_none_or(|p| p >> 63 != 0)) {
         return Err(keys.range(
             &format!("ple.layer_multipliers[{i}]"),

@@ -4,7 +4,10 @@ use engine_kernels::ops::rope::Pairing;
 
 use super::super::error::ModelError;
 use super::super::keys::Keys;
-use super::MAX_WIDTH;
+use super::{Arch, MAX_CONTEXT, MAX_WIDTH};
+
+/// Base of the angles where the file gives none.   Source: llama.cpp `load_hparams`.
+pub const FREQ_BASE: f32 = 10000.0;
 
 /// Rotary embedding.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -35,26 +38,51 @@ impl RopeConfig {
             let found = format!("{n_rot} with a head size of {head_dim}");
             return Err(keys.range("rope.dimension_count", found, "an even number up to the head size"));
         }
-        let freq_base = keys.float("rope.freq_base")?.unwrap_or(10000.0);
+        // Source: llama.cpp `load_hparams`, which refuses it for this architecture.
+        if keys.arch == Arch::Llama && n_rot != head_dim {
+            return Err(keys.range("rope.dimension_count", n_rot, format!("the head size, which is {head_dim}")));
+        }
+        let freq_base = keys.float("rope.freq_base")?.unwrap_or(FREQ_BASE);
         if freq_base <= 0.0 {
             return Err(keys.range("rope.freq_base", freq_base, "a number above 0"));
         }
+        // The pair that turns fastest: the first for a base above 1, the last for one below.
+        let fastest = freq_base.powf(-((n_rot - 2) as f32) / n_rot as f32).max(1.0) * MAX_CONTEXT as f32;
+        if !fastest.is_finite() {
+            return Err(keys.range("rope.freq_base", freq_base, "a base whose angles are numbers, such as 10000"));
+        }
         let sections = if sections { Some(Self::sections(keys, n_rot)?) } else { None };
 
-        let scaling = keys.meta.get_str(&keys.full("rope.scaling.type"))?.unwrap_or("none");
-        let position_scale = match scaling {
-            "none" | "llama3" => 1.0,
-            "linear" => {
-                let factor = keys.float("rope.scaling.factor")?;
-                let factor = factor.ok_or_else(|| keys.missing("rope.scaling.factor"))?;
-                if factor <= 0.0 {
-                    return Err(keys.range("rope.scaling.factor", factor, "a number above 0"));
+        let scaling = keys.meta.get_str(&keys.full("rope.scaling.type"))?;
+        let position_scale = match (scaling, Self::factor(keys)?) {
+            (Some("none" | "llama3"), _) | (None, None) => 1.0,
+            (Some("linear"), None) => return Err(keys.missing("rope.scaling.factor")),
+            // A factor alone is one of linear scaling.   Source: llama.cpp `load_hparams`.
+            (None | Some("linear"), Some((key, factor))) => {
+                if factor <= 0.0 || !(fastest / factor).is_finite() {
+                    return Err(keys.range(key, factor, "a number above 0 that positions can be divided by"));
                 }
                 1.0 / factor
             }
-            other => return Err(keys.unsupported("rope.scaling.type", other, "none, linear, llama3")),
+            (Some(other), _) => return Err(keys.unsupported("rope.scaling.type", other, "none, linear, llama3")),
         };
-        Ok(Self { n_rot, freq_base, position_scale, pairing, needs_factors: scaling == "llama3", sections })
+        // It multiplies rotated queries and keys, whatever the type of scaling.   Source: llama.cpp `llama_context`.
+        let key = "rope.scaling.attn_factor";
+        if let Some(factor) = keys.float(key)?.filter(|&factor| factor != 1.0) {
+            return Err(keys.unsupported(key, &factor.to_string(), "1"));
+        }
+        let needs_factors = scaling == Some("llama3");
+        Ok(Self { n_rot, freq_base, position_scale, pairing, needs_factors, sections })
+    }
+
+    /// The factor of scaling, and which key says it: the old one counts where the other is absent.
+    fn factor(keys: &Keys<'_>) -> Result<Option<(&'static str, f32)>, ModelError> {
+        for key in ["rope.scaling.factor", "rope.scale_linear"] {
+            if let Some(factor) = keys.float(key)? {
+                return Ok(Some((key, factor)));
+            }
+        }
+        Ok(None)
     }
 
     /// The three position streams of text are equal, so sections only have to cover every pair; the fourth stream is
