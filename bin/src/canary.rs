@@ -133,6 +133,26 @@ pub enum Verdict {
     Dropped,
 }
 
+/// Whether the trunk has no finite logit after any token at the start of any passage: it can answer nothing. The first
+/// passage ends the question for a model that is well, at the price of [`LEAD_TOKENS`] rows.
+pub fn is_mute<E: Executor>(executor: E, tokenizer: &Tokenizer) -> bool {
+    let mut single = Single::new(executor, &limits());
+    let vocab = single.executor().shape().vocab;
+    let mut asked = false;
+    for passage in PASSAGES {
+        let options = EncodeOptions { add_special: true, ..EncodeOptions::default() };
+        let tokens = tokenizer.encode(passage.as_bytes(), options);
+        let Some(tokens) = tokens.get(..LEAD_TOKENS) else { continue };
+        asked = true;
+        single.reset();
+        let logits = &single.trunk(tokens, tokens.len(), Want::ProbeAll).logits;
+        if logits.chunks_exact(vocab).any(|row| sample::pick(row, None).is_some()) {
+            return false;
+        }
+    }
+    asked
+}
+
 /// Checks the MTP block of a model that nothing else uses yet. One that does not fit is reported and, unless `force`,
 /// taken from the model. `head` is the file that the block is from.
 ///
@@ -145,6 +165,10 @@ pub fn judge(model: &mut Arc<Model>, tokenizer: &Tokenizer, options: ExecOptions
     let tallies = listen(CpuExecutor::new(Arc::clone(model), limits(), options), tokenizer);
     let told: Vec<String> = tallies.iter().map(Tally::to_string).collect();
     let told = told.join(", ");
+    if tallies.iter().all(|tally| tally.judged == 0) {
+        tracing::warn!(head, "the MTP block was not checked: no passage has tokens after which the model has a choice");
+        return Verdict::Kept;
+    }
     if tallies.last().is_some_and(|last| last.fits()) {
         tracing::info!(head, first_drafts_accepted = told, "the MTP block fits the model");
         return Verdict::Kept;

@@ -8,7 +8,9 @@ use std::time::Duration;
 use clap::{Args, Parser, ValueEnum};
 use engine::api::{Speculation, Strategy, WindowPolicy};
 use engine::exec::{Activation, ExecOptions, Isa, KvType};
-use engine::limits::{Limits, MTP_TOKENS_MAX, STEP_ROWS_MAX, SUFFIX_MAX_DEFAULT, SUFFIX_MIN_DEFAULT, WINDOW_MAX};
+use engine::limits::{
+    Limits, MTP_TOKENS_MAX, PAGE_TOKENS, STEP_ROWS_MAX, SUFFIX_MAX_DEFAULT, SUFFIX_MIN_DEFAULT, WINDOW_MAX,
+};
 use engine::model::load::{LoadOptions, Repack};
 use engine::schedule::Schedule;
 use engine_io::{OpenOptions, Package};
@@ -156,6 +158,16 @@ impl SizeFlags {
     pub fn check(&self) -> Result<(), String> {
         if self.ctx_size == Some(1) {
             return Err("--ctx-size 1 holds no prompt and token; give at least 2".to_owned());
+        }
+        // Without the flag, or with 0, the model says how long; no model says as much as this.
+        let (slots, context) = (self.parallel, self.ctx_size.unwrap_or(0));
+        let (pages, most) = (Limits::new(slots, context).pages, u32::MAX as usize - 1);
+        if pages > most || context > most {
+            return Err(format!(
+                "--ctx-size {context} with --parallel {slots} is {} tokens, more than can be numbered; at most {} in all",
+                slots.saturating_mul(context),
+                most * PAGE_TOKENS
+            ));
         }
         Ok(())
     }

@@ -25,6 +25,11 @@ pub fn printed(written: io::Result<()>) -> io::Result<()> {
     }
 }
 
+/// Writes a line to stderr that is no error. Where nobody reads it, nothing is lost.
+pub fn note(text: impl Display) {
+    let _ = writeln!(io::stderr().lock(), "{text}");
+}
+
 /// Writes an error to stderr as every program does. Where nobody reads that either, nothing is left to do.
 pub fn error(text: impl Display) {
     let _ = writeln!(io::stderr().lock(), "error: {text}");

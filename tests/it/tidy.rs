@@ -141,6 +141,12 @@ fn nothing_is_left_unfinished() {
     complain_by_line(tracked().into_iter().filter(|path| path.ends_with(".rs")), unfinished);
 }
 
+/// They panic where nobody reads, which turns any exit code into 101; `engine_bin::report` does not.
+#[test]
+fn programs_print_in_one_place() {
+    complain_by_line(tracked().into_iter().filter(|path| path.starts_with("bin/src/")), panicking_print);
+}
+
 #[test]
 fn files_stay_short() {
     let sources = tracked().into_iter().filter(|path| [".rs", ".py", ".cu"].iter().any(|end| path.ends_with(end)));
@@ -178,6 +184,9 @@ fn every_rule_can_complain() {
     assert!(forbidden_text(&format!("see {}x", FORBIDDEN_TEXT[0].0)).is_some());
     assert!(forbidden_text("see work/x").is_none());
     assert!(UNFINISHED.iter().all(|mark| unfinished(&format!("    {mark})")).is_some()));
+
+    assert!(panicking_print("    eprintln!(\"error: {error}\");").is_some());
+    assert!(panicking_print("// println!() panics").is_none());
 
     let entry = |name: &str, source: &str| format!("[[package]]\nname = \"{name}\"\nsource = \"{source}\"\n");
     let registry = format!("registry+https://github.com/rust-lang/{}", concat!("cra", "tes.io-index"));
@@ -232,6 +241,12 @@ fn forbidden_text(line: &str) -> Option<String> {
 
 fn unfinished(line: &str) -> Option<String> {
     UNFINISHED.iter().find(|mark| line.contains(*mark)).map(|mark| format!("{mark}: finish it or take it out"))
+}
+
+fn panicking_print(line: &str) -> Option<String> {
+    let code = line.split("//").next().unwrap_or_default();
+    let found = ["eprintln!(", "println!(", "eprint!(", "print!("].into_iter().find(|macro_| code.contains(macro_));
+    found.map(|macro_| format!("{macro_} panics when its reader has gone; use engine_bin::report"))
 }
 
 fn lock_complaints(lock: &str) -> Vec<String> {

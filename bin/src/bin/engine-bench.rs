@@ -118,7 +118,7 @@ fn run_eval(flags: &EvalFlags) -> Result<(), Failure> {
     match flags.json {
         true => print(&summary),
         false => {
-            eprintln!("{} sequences, {tokens} tokens -> {}", output.sequences.len(), flags.out.display());
+            report::note(format!("{} sequences, {tokens} tokens -> {}", output.sequences.len(), flags.out.display()));
             Ok(())
         }
     }

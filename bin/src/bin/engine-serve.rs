@@ -52,7 +52,9 @@ fn main() -> ExitCode {
     };
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
     let ansi = std::io::stderr().is_terminal();
-    tracing_subscriber::fmt().with_env_filter(filter).with_ansi(ansi).with_writer(std::io::stderr).init();
+    // A line that nobody reads is no error: the default would complain of it to the same stderr, and panic.
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_ansi(ansi).log_internal_errors(false);
+    log.with_writer(std::io::stderr).init();
     match run(args, signals) {
         Ok(code) => ExitCode::from(code),
         Err(error) => {

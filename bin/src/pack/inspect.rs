@@ -189,11 +189,7 @@ pub fn inspect(flags: &InspectFlags) -> Result<Report, PackError> {
     let draft = size.spec_draft_model.as_ref().map(|path| ModelFile::open(path, open)).transpose();
     let draft = draft.map_err(ModelError::from)?;
     let (kind, planned) = match Planned::new(&file, draft.as_ref(), load) {
-        // A head by another number is no model for another reason; it is a sidecar all the same.
-        Err(error) if draft.is_none() => match (error, Planned::sidecar(&file, load)) {
-            (_, Ok(planned)) => (Kind::Sidecar, planned),
-            (ModelError::Sidecar { .. }, Err(error)) | (error, Err(_)) => return Err(error.into()),
-        },
+        Err(ModelError::Sidecar { .. }) if draft.is_none() => (Kind::Sidecar, Planned::sidecar(&file, load)?),
         planned => (Kind::Model, planned?),
     };
     let tokenizer = Tokenizer::from_meta(file.meta());
@@ -239,7 +235,7 @@ pub fn inspect(flags: &InspectFlags) -> Result<Report, PackError> {
         unexpected: model.unexpected.clone(),
         renamed: planned.renamed().to_vec(),
         dropped: planned.dropped().to_vec(),
-        warnings: file.warnings().to_vec(),
+        warnings: file.warnings().iter().chain(&config.warnings).cloned().collect(),
         setting: planning(&limits, &options, load.repack, open.mmap),
         memory: Totals {
             memory_bytes: plan.peak(),

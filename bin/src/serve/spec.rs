@@ -15,6 +15,8 @@ pub enum MtpOffer {
     Ready,
     /// There is no usable block.
     Absent,
+    /// One is announced and cannot be used.
+    Broken,
     /// There is one, but it does not draft what the model chooses.
     Unfit,
 }
@@ -25,6 +27,10 @@ impl MtpOffer {
         match self {
             Self::Ready => None,
             Self::Absent => Some("the model has no MTP block"),
+            Self::Broken => Some(
+                "the model announces an MTP block that is absent, incomplete or of another layout: the server's log says \
+                 which",
+            ),
             Self::Unfit => {
                 Some("the MTP block does not fit the model: the check at start found almost no draft accepted")
             }
@@ -36,6 +42,7 @@ impl MtpOffer {
         match self {
             Self::Ready => "ready",
             Self::Absent => "absent",
+            Self::Broken => "broken",
             Self::Unfit => "unfit",
         }
     }

@@ -117,7 +117,7 @@ pub fn load(args: &ServeArgs, files: Files) -> Result<(Parts, EngineHandle), Loa
     let setting = Setting { repack: load.repack, limits: limits.clone(), options, bounds: args.bounds() };
     admit(args.low.memory_limit.as_ref(), &subject, &setting)?;
     let Opened { file, mut model, tokenizer, pieces } = Opened::load(file, draft, planned, tokenizer, load.repack)?;
-    for warning in file.warnings() {
+    for warning in file.warnings().iter().chain(&model.config.warnings) {
         tracing::warn!("{warning}");
     }
     for name in &model.unexpected {
@@ -136,12 +136,19 @@ pub fn load(args: &ServeArgs, files: Files) -> Result<(Parts, EngineHandle), Loa
         tracing::warn!(context, train, "the context is longer than the model was made for");
     }
     let head = draft.map_or_else(|| file.name(), ModelFile::name);
+    if canary::is_mute(CpuExecutor::new(Arc::clone(&model), canary::limits(), options), &tokenizer) {
+        let name = file.name();
+        return Err(LoadError::Unmet(format!(
+            "{name}: the model has no finite logits after any of the built-in texts, so it could never answer: weights \
+             that are NaN or infinite; download or convert it again"
+        )));
+    }
     let verdict = canary::judge(&mut model, &tokenizer, options, &head, args.low.mtp_force);
     let executor = CpuExecutor::new(Arc::clone(&model), limits.clone(), options);
     // Before anything is logged: where it fails, the error says why there is no block, and that once.
     let (packaged, notes) = file.package().and_then(|p| menu::of_package(&p.manifest)).unzip();
     let menu = args.menu(packaged).map_err(LoadError::Unmet)?;
-    let spec = speculation(args, menu, verdict, executor.mtp_status())?;
+    let spec = speculation(args, menu, verdict, executor.mtp_status(), model.config.nextn > 0)?;
     for note in notes.into_iter().flatten() {
         tracing::warn!("the package: {note}");
     }
@@ -172,8 +179,14 @@ pub fn load(args: &ServeArgs, files: Files) -> Result<(Parts, EngineHandle), Loa
     Ok((parts, handle))
 }
 
-/// What requests may draft with, and do by default.
-fn speculation(args: &ServeArgs, menu: Menu, verdict: Verdict, status: &MtpStatus) -> Result<SpecConfig, LoadError> {
+/// What requests may draft with, and do by default. `announced`: the model's metadata speak of a block.
+fn speculation(
+    args: &ServeArgs,
+    menu: Menu,
+    verdict: Verdict,
+    status: &MtpStatus,
+    announced: bool,
+) -> Result<SpecConfig, LoadError> {
     let offer = |mtp: MtpOffer| {
         let default = args.speculation_for(&menu, mtp == MtpOffer::Ready).map_err(|message| {
             LoadError::Unmet(match status {
@@ -185,6 +198,7 @@ fn speculation(args: &ServeArgs, menu: Menu, verdict: Verdict, status: &MtpStatu
     };
     match verdict {
         Verdict::Kept => offer(MtpOffer::Ready),
+        Verdict::Absent if announced => offer(MtpOffer::Broken),
         Verdict::Absent => offer(MtpOffer::Absent),
         // A block that does not fit only costs time, so a strategy that names it is no reason not to serve.
         Verdict::Dropped => {

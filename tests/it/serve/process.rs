@@ -334,3 +334,41 @@ fn nothing_but_one_line_goes_to_stdout() {
     out.read_to_string(&mut rest).unwrap();
     assert_eq!(rest, "");
 }
+
+/// Where nobody reads what is said, what is done stays the same: it serves, it ends with its own code.
+#[test]
+fn a_reader_that_went_away_changes_nothing() {
+    let unread = || {
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        Stdio::from(writer)
+    };
+    let mut running = Running::start_with(&[], unread());
+    assert_eq!(ask(running.address, "/v1/completions", &json!({"prompt": "x", "max_tokens": 1})).status, 200);
+    running.signal("-TERM");
+    assert_eq!(running.end().code(), Some(0));
+    let code = |name: &str, flags: &[&str], out: Stdio, error: Stdio| {
+        Command::new(program(name)).args(flags).stdout(out).stderr(error).status().unwrap().code()
+    };
+    for (name, flags, expected) in [
+        ("engine-serve", &["--model", "no/such.gguf"][..], 3),
+        ("engine-serve", &["--nonsense"], 2),
+        ("engine-pack", &["inspect", "no/such.gguf"], 3),
+        ("engine-pack", &["inspect", "--ctx-size", "1"], 2),
+        ("engine-bench", &["ppl", "--model", "no/such.gguf", "--text", "no/such.txt"], 3),
+        ("engine-bench", &["speed", "--model", "no/such.gguf"], 3),
+    ] {
+        assert_eq!(code(name, flags, Stdio::null(), unread()), Some(expected), "{name} {flags:?}");
+    }
+    for (name, flags) in
+        [("engine-pack", &["inspect"][..]), ("engine-pack", &["--help"]), ("engine-serve", &["--limits"])]
+    {
+        assert_eq!(code(name, flags, unread(), Stdio::null()), Some(0), "{name} {flags:?}");
+    }
+}
+
+#[test]
+fn contexts_beyond_all_numbers_name_their_flags() {
+    let (code, _, error) = run(&["--ctx-size", "2147483648", "--parallel", "64"]);
+    assert!(code == Some(2) && error.contains("--ctx-size 2147483648") && error.contains("--parallel 64"), "{error}");
+}
