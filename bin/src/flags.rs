@@ -117,7 +117,7 @@ impl SizeFlags {
             RepackFlag::On => Repack::On,
             RepackFlag::Off => Repack::Off,
         };
-        LoadOptions { repack, strict: self.strict, conventions: self.conventions.resolve() }
+        LoadOptions { repack, strict: self.strict, conventions: self.conventions.resolve(), stage: None }
     }
 
     /// How it is run.

@@ -7,7 +7,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::ids::{RequestId, Ticket, TokenId};
-use crate::step::LogitEdit;
+use crate::step::{Fault, LogitEdit};
 
 /// Which proposers draft for a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, Serialize, Deserialize)]
@@ -204,8 +204,8 @@ pub enum Finish {
     MaxTokens,
     /// The context is full.
     ContextFull,
-    /// No finite logit at some position.
-    Fault,
+    /// No token could be chosen at some position.
+    Fault(Fault),
 }
 
 /// Why a submission was not admitted.

@@ -16,6 +16,7 @@ pub mod policy;
 pub mod rules;
 pub mod sample;
 pub mod schedule;
+pub mod stage;
 pub mod step;
 pub mod systems;
 pub mod tables;

@@ -178,7 +178,10 @@ impl Memory {
         }
         let shape = exec::sizes::Shapes::of_plan(plan, &panels);
         memory.parts.extend(exec::sizes::parts(&plan.program, &shape, plan.vocab, limits, options));
-        memory.parts.extend(ledger(limits, plan.vocab));
+        // Requests live with the first stage.
+        if plan.stage.is_first() {
+            memory.parts.extend(ledger(limits, plan.vocab));
+        }
         Ok(memory)
     }
 

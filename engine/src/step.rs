@@ -254,11 +254,13 @@ pub struct Step {
     pub trunk: TrunkWork,
 }
 
-/// Why a row could not be decided; ends its own request only.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+/// Why a row could not be decided, or a prompt not be computed; ends its own request only.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, Serialize, Deserialize)]
 pub enum Fault {
     /// No logit of the row is finite, or the mask leaves none.
     NonFinite,
+    /// The Executor has lost the sequence: nothing of it is left but what the Ledger has.
+    Lost,
 }
 
 /// Nanoseconds of the parts of a step, as the Executor's own clock saw them.
@@ -288,7 +290,8 @@ pub struct StepResult {
     pub accepted: Vec<u32>,
     /// Per trunk segment: the target's own token after the accepted drafts; `NONE` where nothing was chosen.
     pub next: Vec<TokenId>,
-    /// Per trunk segment: why no token could be chosen, if so. The drafts before the fault stay accepted.
+    /// Per trunk segment: why no token could be chosen, if so, or why a prompt's rows are not there. The drafts before
+    /// the fault stay accepted.
     pub fault: Vec<Option<Fault>>,
 
     /// Per rule: log-probability of the token chosen at its row under the raw logits; NaN where not wanted or the

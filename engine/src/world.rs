@@ -415,7 +415,10 @@ impl World {
                 executor.run(step, result);
                 best = best.min(result.times.trunk_ns + result.times.choose_ns);
             }
-            l.cost.set_trunk(rows, best);
+            // No time: an executor that lost the pass. What passes take is learnt from the first requests then.
+            if best > 0 {
+                l.cost.set_trunk(rows, best);
+            }
         }
         if l.shape.mtp {
             let depth = MTP_TOKENS_DEFAULT.min(most);

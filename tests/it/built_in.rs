@@ -9,7 +9,7 @@ use engine::ids::{Ticket, TokenId};
 use engine::limits::Limits;
 use engine::memory::{Memory, MemoryError};
 use engine::model::load::LoadOptions;
-use engine::step::LogitEdit;
+use engine::step::{Fault, LogitEdit};
 use engine::tables::counters;
 use engine_bin::open::{ModelSource, Opened};
 use engine_io::OpenOptions;
@@ -201,7 +201,7 @@ fn a_fault_a_fork_and_a_preemption_leave_nothing_behind() {
     for (ticket, want) in [(0, 0), (1, 1), (4, 0), (5, 1)] {
         assert_eq!(rig.of(ticket).outcome.tokens, plain()[want].0, "{ticket}");
     }
-    assert_eq!((rig.of(8).outcome.finish, rig.of(8).outcome.tokens.len()), (Some(Finish::Fault), 3));
+    assert_eq!((rig.of(8).outcome.finish, rig.of(8).outcome.tokens.len()), (Some(Finish::Fault(Fault::NonFinite)), 3));
     let preempted = [0, 1, 4, 5].map(|t| rig.of(t).report.as_ref().expect("finished").preempted);
     assert!(preempted.iter().sum::<u64>() > 0, "the pool is too small for all: {preempted:?}");
     rig.assert_empty();

@@ -11,6 +11,7 @@ mod schedule;
 mod serve;
 mod sidecars;
 mod smollm;
+mod stages;
 mod suffix;
 mod tick;
 mod tidy;

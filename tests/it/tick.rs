@@ -11,7 +11,7 @@ use engine::cost::Cost;
 use engine::ids::{Ticket, TokenId};
 use engine::limits::Limits;
 use engine::sample;
-use engine::step::LogitEdit;
+use engine::step::{Fault, LogitEdit};
 use engine::tables::requests::Phase;
 use engine_tests::toy::{END, POISON, Rig, ToyConfig, VOCAB, reference, speculation, submission};
 
@@ -412,9 +412,9 @@ fn a_fault_ends_its_own_request_only() {
     for s in [&hit, &spared, &at_once] {
         rig.assert_reference(s);
     }
-    assert_eq!((rig.of(0).outcome.finish, rig.of(0).outcome.tokens.len()), (Some(Finish::Fault), 16));
+    assert_eq!((rig.of(0).outcome.finish, rig.of(0).outcome.tokens.len()), (Some(Finish::Fault(Fault::NonFinite)), 16));
     assert_eq!(rig.of(1).outcome.finish, Some(Finish::MaxTokens));
-    assert_eq!((rig.of(2).outcome.finish, rig.of(2).outcome.tokens.len()), (Some(Finish::Fault), 0));
+    assert_eq!((rig.of(2).outcome.finish, rig.of(2).outcome.tokens.len()), (Some(Finish::Fault(Fault::NonFinite)), 0));
     rig.assert_empty();
 }
 

@@ -10,7 +10,9 @@ use engine::engine::{Settings, start};
 use engine::exec::{CpuExecutor, ExecOptions};
 use engine::ids::{Ticket, TokenId};
 use engine::limits::{Limits, MTP_TOKENS_DEFAULT, SUFFIX_MAX_DEFAULT, SUFFIX_MIN_DEFAULT, WINDOW_MAX};
+use engine::model::Model;
 use engine::model::load::LoadOptions;
+use engine::model::stage::StageChoice;
 use engine::schedule::Schedule;
 use engine::step::Executor;
 use engine_bin::embed::{Outcome, run_all};
@@ -92,6 +94,20 @@ impl Subject {
     fn encode(&self, text: &str) -> Vec<TokenId> {
         let options = EncodeOptions { parse_special: true, add_special: false };
         self.opened.tokenizer.encode(text.as_bytes(), options).into_iter().map(TokenId).collect()
+    }
+
+    /// One stage of the model, loaded by itself and without a sidecar; the last begins at block `split`.
+    ///
+    /// # Panics
+    /// If it cannot be loaded.
+    pub fn stage(&self, index: u32, split: u32) -> Model {
+        let stage = Some(StageChoice { index, count: 2, split: Some(split) });
+        Model::load(&self.opened.file, None, LoadOptions { stage, ..LoadOptions::default() }).expect("a stage loads")
+    }
+
+    /// Blocks of the trunk.
+    pub fn trunk(&self) -> u32 {
+        self.opened.model.config.trunk as u32
     }
 
     /// The strategies the model can serve.

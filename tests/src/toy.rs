@@ -19,7 +19,7 @@ use engine::limits::{Limits, PAGE_TOKENS};
 use engine::pieces::{PieceFlags, Pieces};
 use engine::rules;
 use engine::sample::{self, Scratch};
-use engine::step::{Executor, Fault, LogitEdit, MtpWork, NO_LOGPROBS, Shape, SlotOp, Step, StepResult, TrunkWork};
+use engine::step::{Executor, LogitEdit, MtpWork, NO_LOGPROBS, Shape, SlotOp, Step, StepResult, TrunkWork};
 use engine::tick;
 use engine::world::{Ledger, World};
 
@@ -493,8 +493,8 @@ pub fn reference_after(config: &ToyConfig, context: usize, s: &Submission, given
         let chosen = sample::choose(&mut row, &mut scratch, &filters, position, &edits, None);
         let token = match given.get(position as usize).map_or(chosen, |t| Ok(*t)) {
             Ok(token) => token,
-            Err(Fault::NonFinite) => {
-                out.finish = Some(Finish::Fault);
+            Err(fault) => {
+                out.finish = Some(Finish::Fault(fault));
                 break;
             }
         };

@@ -150,7 +150,7 @@ impl RunFlags {
             RepackFlag::On => Repack::On,
             RepackFlag::Off => Repack::Off,
         };
-        let load = LoadOptions { repack, strict: self.strict, conventions: self.conventions.resolve() };
+        let load = LoadOptions { repack, strict: self.strict, conventions: self.conventions.resolve(), stage: None };
         Ok(Arc::new(Model::load(&files.model, files.draft.as_ref(), load)?))
     }
 

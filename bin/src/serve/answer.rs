@@ -194,7 +194,7 @@ pub(crate) fn reasons(finish: Finish, stop_text: &[String], stop_tokens: &[Token
         Finish::StopString(i) => ("stop", stop_text.get(i as usize).map_or(Value::Null, |s| s.as_str().into())),
         Finish::MaxTokens => ("length", "max_tokens".into()),
         Finish::ContextFull => ("length", "context_full".into()),
-        Finish::Fault => unreachable!("a fault is an error, not an answer"),
+        Finish::Fault(_) => unreachable!("a fault is an error, not an answer"),
     }
 }
 

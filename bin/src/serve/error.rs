@@ -213,6 +213,13 @@ impl ApiError {
         Self::unavailable("queue_timeout", &message, 30)
     }
 
+    /// A request of which the other stage has lost what it had.
+    pub(crate) fn stage_lost() -> Self {
+        let message = "the connection to the other stage of the model was lost, and with it what was computed for this \
+                       request; send it again";
+        Self::unavailable("stage_lost", message, 5)
+    }
+
     /// For health checks after the engine's end; requests get [`Self::engine`].
     pub(crate) fn dead() -> Self {
         Self::unavailable("engine_error", "the engine has ended", 5)

@@ -4,6 +4,7 @@ use std::time::Instant;
 
 use engine::api::{AdmitError, Command, Finish, Report, Submission, TokenLogprob};
 use engine::ids::{Ticket, TokenId};
+use engine::step::Fault;
 use serde_json::{Map, Value};
 
 use crate::serve::answer::{self, Choice, DONE, Frame, Piece};
@@ -134,8 +135,12 @@ impl Job {
     }
 
     pub(crate) fn finished(&mut self, index: usize, finish: Finish, report: Box<Report>) -> Outcome {
-        if finish == Finish::Fault {
-            return Outcome::Fail(ApiError::engine("the model produced no finite value; the request cannot go on"));
+        match finish {
+            Finish::Fault(Fault::NonFinite) => {
+                return Outcome::Fail(ApiError::engine("the model produced no finite value; the request cannot go on"));
+            }
+            Finish::Fault(Fault::Lost) => return Outcome::Fail(ApiError::stage_lost()),
+            _ => {}
         }
         let choice = &mut self.choices[index];
         choice.completion_tokens = report.completion_tokens;

@@ -37,7 +37,7 @@ impl End {
             Finish::StopString(_) => Self::StopString,
             Finish::MaxTokens => Self::Length,
             Finish::ContextFull => Self::ContextFull,
-            Finish::Fault => Self::Error,
+            Finish::Fault(_) => Self::Error,
         }
     }
 }

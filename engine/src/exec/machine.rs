@@ -70,7 +70,8 @@ impl Machine {
     pub fn new(model: &Model, limits: &Limits, options: &ExecOptions, pool: Arc<Pool>) -> Self {
         let program = &model.program;
         let width: Vec<usize> = program.buffers.iter().map(|b| b.width).collect();
-        let logits = LogitSizes::new(limits, program.width(program.head_in), model.weights.matrix(program.head).n());
+        let head_rows = program.head.map(|head| model.weights.matrix(head).n());
+        let logits = LogitSizes::new(limits, program.width(program.head_in), head_rows);
         let freq_factors = program.rope_factors.map_or_else(Vec::new, |id| model.weights.vector(id).to_vec());
         Self {
             pool,

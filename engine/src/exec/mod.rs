@@ -32,11 +32,11 @@ use engine_kernels::Pool;
 pub use engine_kernels::ops::kv_cache::KvType;
 pub use engine_kernels::{Activation, Isa};
 
-use crate::ids::CheckpointId;
+use crate::ids::{CheckpointId, StateSlot};
 use crate::limits::{Limits, STEP_ROWS_MAX, WINDOW_MAX};
 use crate::model::program::Program;
 use crate::model::{Model, MtpStatus};
-use crate::step::{Executor, Shape, Step, StepResult};
+use crate::step::{Executor, MtpWork, Shape, SlotOp, Step, StepResult};
 
 use choose::Chooser;
 use cursors::Cursors;
@@ -119,6 +119,68 @@ impl CpuExecutor {
         &self.model
     }
 
+    /// Floats per row of what crosses the border of a stage: what one that is not the last leaves in [`Self::sent`], and
+    /// what one that is not the first is given.
+    pub fn border_width(&self) -> usize {
+        let program = &self.model.program;
+        program.width(program.received.unwrap_or(program.hidden))
+    }
+
+    /// Runs what a stage has of a step; a whole model is the stage that has all of it. `received`: the residual of the
+    /// trunk's rows from the stage before, `[rows][border_width]`; empty for the first stage. A stage that is not the
+    /// last leaves its own in [`Self::sent`], passes MTP work over, and decides nothing.
+    ///
+    /// # Panics
+    /// As [`Executor::run`]; if `received` has another length.
+    pub fn run_stage(&mut self, step: &Step, received: &[f32], out: &mut StepResult) {
+        out.clear();
+        let pool = self.machine.pool();
+        let _pass = pool.pass();
+        for op in &step.ops {
+            self.apply(op);
+        }
+        if !step.mtp.state.is_empty() && self.model.stage.is_last() {
+            self.run_mtp(&step.mtp, out);
+        }
+        if !step.trunk.state.is_empty() {
+            self.run_trunk(&step.trunk, received, out);
+        }
+    }
+
+    /// The residual of the last trunk pass's rows, for the next stage: `[rows][border_width]`.
+    pub fn sent(&self, rows: usize) -> &[f32] {
+        self.machine.rows(self.model.program.hidden, rows)
+    }
+
+    /// Runs MTP work as if what it continues had been accepted already, and leaves every cursor where it is: what is
+    /// written lies behind the MTP caches' ends.
+    ///
+    /// # Panics
+    /// As [`Executor::run`].
+    pub fn draft_ahead(&mut self, work: &MtpWork, out: &mut StepResult) {
+        out.clear();
+        let pool = self.machine.pool();
+        let _pass = pool.pass();
+        let before: Vec<u32> = work.state.iter().map(|s| self.cursors.get(*s).mtp_len).collect();
+        self.run_mtp(work, out);
+        for (state, mtp_len) in work.state.iter().zip(before) {
+            self.cursors.filled(*state, mtp_len);
+        }
+    }
+
+    /// The MTP cache of a sequence covers `mtp_len` positions: [`Self::draft_ahead`] has written them.
+    pub fn filled_ahead(&mut self, state: StateSlot, mtp_len: u32) {
+        self.cursors.filled(state, mtp_len);
+    }
+
+    /// Forgets every sequence and checkpoint.
+    pub fn forget_all(&mut self) {
+        for state in 0..self.limits.slots as u32 {
+            self.apply(&SlotOp::Reset { state: StateSlot(state) });
+        }
+        self.checkpoints.clear();
+    }
+
     /// Where the MTP block comes from, or why there is none.
     pub fn mtp_status(&self) -> &MtpStatus {
         &self.model.mtp
@@ -131,18 +193,8 @@ impl Executor for CpuExecutor {
     }
 
     fn run(&mut self, step: &Step, out: &mut StepResult) {
-        out.clear();
-        let pool = self.machine.pool();
-        let _pass = pool.pass();
-        for op in &step.ops {
-            self.apply(op);
-        }
-        if !step.mtp.state.is_empty() {
-            self.run_mtp(&step.mtp, out);
-        }
-        if !step.trunk.state.is_empty() {
-            self.run_trunk(&step.trunk, out);
-        }
+        assert!(self.model.stage.is_whole(), "{} are no whole model", self.model.stage);
+        self.run_stage(step, &[], out);
     }
 
     fn checkpoint_bytes(&self, checkpoint: CheckpointId) -> Option<Vec<u8>> {

@@ -74,10 +74,10 @@ pub struct LogitSizes {
 }
 
 impl LogitSizes {
-    /// For an LM head that reads rows of `width` and a head of `head_rows` outputs.
-    pub fn new(limits: &Limits, width: usize, head_rows: usize) -> Self {
-        let rows = LOGIT_ROWS.min(limits.step_rows);
-        Self { rows, head_in: rows * width, logits: rows * head_rows }
+    /// For an LM head that reads rows of `width` and has `head_rows` outputs; nothing without one.
+    pub fn new(limits: &Limits, width: usize, head_rows: Option<usize>) -> Self {
+        let rows = if head_rows.is_some() { LOGIT_ROWS.min(limits.step_rows) } else { 0 };
+        Self { rows, head_in: rows * width, logits: rows * head_rows.unwrap_or(0) }
     }
 }
 
@@ -90,12 +90,12 @@ pub fn parts(program: &Program, shapes: &Shapes, vocab: usize, limits: &Limits, 
     let trunk_kv = &program.kv[..program.trunk_kv_len()];
     let history = Recurrent::history_bytes(&program.recurrent, limits);
     let saved = history.saved + if program.mtp.is_some() { float * hidden_width } else { 0 };
-    let head = shapes.0[program.head.index()];
-    let logits = LogitSizes::new(limits, width(program.head_in), head.n);
+    let head_rows = program.head.map(|head| shapes.0[head.index()].n);
+    let logits = LogitSizes::new(limits, width(program.head_in), head_rows);
 
     let ngrams = program.ngrams.as_ref().map_or(0, |hash| Ngrams::bytes_for(hash, limits));
 
-    let mut products = vec![shapes.product(program.head, logits.rows)];
+    let mut products: Vec<Product> = program.head.map(|head| shapes.product(head, logits.rows)).into_iter().collect();
     products.extend(program.mtp.iter().map(|mtp| shapes.product(mtp.head, logits.rows)));
     let mut attention = 0;
     for op in program.ops() {

@@ -7,6 +7,7 @@ use engine_kernels::ops::history::StateSegment;
 
 use crate::ids::TokenId;
 use crate::limits::PAGE_TOKENS;
+use crate::model::program::MatrixId;
 use crate::step::{StepResult, TrunkWork};
 
 use super::batch::{Rows, Tables};
@@ -15,11 +16,12 @@ use super::machine::Batch;
 use super::{CpuExecutor, elapsed_ns};
 
 impl CpuExecutor {
-    /// Runs every row through the trunk, folds and logs, keeps hidden rows, and decides the ruled rows.
+    /// Runs every row through the trunk, folds and logs, keeps hidden rows, and decides the ruled rows; of a stage, what
+    /// of that it has.
     ///
     /// # Panics
-    /// If a segment does not continue where its sequence stands.
-    pub(super) fn run_trunk(&mut self, work: &TrunkWork, out: &mut StepResult) {
+    /// If a segment does not continue where its sequence stands, or `received` is not what the stage is to be given.
+    pub(super) fn run_trunk(&mut self, work: &TrunkWork, received: &[f32], out: &mut StepResult) {
         let started = Instant::now();
         let model = Arc::clone(&self.model);
         self.check_trunk(work);
@@ -40,17 +42,22 @@ impl CpuExecutor {
                 });
             }
         }
+        match model.program.received {
+            Some(buffer) => self.machine.rows_mut(buffer, rows.len()).copy_from_slice(received),
+            None => assert!(received.is_empty(), "the first stage embeds tokens"),
+        }
         let segments = rows.segments(&tables);
         let batch = Batch { token: &rows.token, position: &rows.position, segments: &segments, states: &states };
         self.machine.run(&model, &model.program.trunk, &batch);
         self.advance(work);
         out.times.trunk_ns = elapsed_ns(started);
-        self.decide_all(work, out);
+        let Some(head) = model.program.head else { return };
+        self.decide_all(work, head, out);
         out.times.trunk_ns = elapsed_ns(started) - out.times.choose_ns;
     }
 
     fn check_trunk(&self, work: &TrunkWork) {
-        let vocab_rows = self.model.weights.matrix(self.model.program.head).n();
+        let vocab_rows = self.model.vocab_rows;
         assert!(work.token.len() <= self.limits.step_rows, "{} rows in a step", work.token.len());
         assert!(work.token.iter().all(|t| (t.0 as usize) < vocab_rows), "a token outside the vocabulary");
         for (s, &state) in work.state.iter().enumerate() {
@@ -80,7 +87,7 @@ impl CpuExecutor {
         }
     }
 
-    fn decide_all(&mut self, work: &TrunkWork, out: &mut StepResult) {
+    fn decide_all(&mut self, work: &TrunkWork, head: MatrixId, out: &mut StepResult) {
         let segments = work.state.len();
         out.accepted.resize(segments, 0);
         out.next.resize(segments, TokenId::NONE);
@@ -99,7 +106,7 @@ impl CpuExecutor {
                     out.hidden.extend_from_slice(&hidden[row * d..(row + 1) * d]);
                 }
             }
-            let (logits, stride) = self.machine.logits(&self.model, program.head, program.head_in, &rows);
+            let (logits, stride) = self.machine.logits(&self.model, head, program.head_in, &rows);
             if work.rules.probe {
                 for row in logits.chunks_exact(stride) {
                     out.logits.extend_from_slice(&row[..vocab]);

@@ -6,12 +6,15 @@ use engine_kernels::ops::kv_cache::KvGeometry;
 use super::config::{Arch, Block, Config};
 use super::conventions::Conventions;
 use super::program::{BufferId, Buffers, DeltaGeometry, IndexLayer, MatrixId, Op, RecurrentGeometry, Trunk, VectorId};
+use super::stage::Stage;
 use super::tensors::{Source, Wants};
 
 /// Writes operation lists down while it collects the tensors and buffers they need.
 pub struct Builder<'a> {
     /// Hyperparameters of the model whose blocks are written.
     pub config: &'a Config,
+    /// The blocks of the trunk that are written; [`Stage::whole`] unless it is set.
+    pub stage: Stage,
     /// What engines differ in.
     pub conventions: Conventions,
     /// Tensors asked for so far.
@@ -48,7 +51,8 @@ impl<'a> Builder<'a> {
     /// An empty one.
     pub fn new(config: &'a Config, conventions: Conventions, wants: Wants<'a>) -> Self {
         let (kv, index, recurrent) = (Vec::new(), Vec::new(), Vec::new());
-        Self { config, conventions, wants, buffers: Buffers::default(), kv, index, recurrent }
+        let stage = Stage::whole(config.trunk);
+        Self { config, stage, conventions, wants, buffers: Buffers::default(), kv, index, recurrent }
     }
 
     /// A buffer as wide as a hidden row.
@@ -56,9 +60,9 @@ impl<'a> Builder<'a> {
         self.buffers.get(name, self.config.d_model)
     }
 
-    /// A trunk with one residual row: the embedding, what `block` writes for each block, the output norm, the LM head.
-    /// `block` is given the block's place, the residual row and a row for what is normed. The MTP block is fed what the
-    /// LM head reads.
+    /// A trunk with one residual row: the embedding, what `block` writes for each block, the output norm, the LM head; of
+    /// these what the stage has. `block` is given the block's place, the residual row and a row for what is normed. The
+    /// MTP block is fed what the LM head reads.
     pub fn trunk(
         &mut self,
         query_kind: Query,
@@ -67,17 +71,30 @@ impl<'a> Builder<'a> {
         let mut ops = Vec::new();
         let residual = self.row("residual");
         let normed = self.row("normed");
-        let hidden = self.row("hidden");
-        let (table, rows) = self.embedding();
-        ops.push(Op::Embed { table, dst: residual });
-        for i in 0..self.config.trunk {
-            let (prefix, geometry) = (format!("blk.{i}"), self.config.blocks[i]);
+        let received = self.begin(&mut ops, residual);
+        for id in self.stage.blocks() {
+            let (prefix, geometry) = (id.to_string(), self.config.blocks[id.0]);
             let at = Place { from: Source::Model, prefix: &prefix, block: &geometry, query_kind };
             block(self, &mut ops, at, residual, normed);
         }
+        if !self.stage.is_last() {
+            return Trunk { ops, received, hidden: residual, head_in: residual, head: None };
+        }
+        let hidden = self.row("hidden");
         self.norm(&mut ops, Source::Model, "output_norm.weight", residual, hidden);
-        let head = self.head(table, rows);
-        Trunk { ops, hidden, head_in: hidden, head }
+        let head = self.head();
+        Trunk { ops, received, hidden, head_in: hidden, head: Some(head) }
+    }
+
+    /// The start of a trunk: tokens are embedded in `residual` by the first stage; others are given theirs, and this is
+    /// where.
+    fn begin(&mut self, ops: &mut Vec<Op>, residual: BufferId) -> Option<BufferId> {
+        if !self.stage.is_first() {
+            return Some(residual);
+        }
+        let table = self.embedding();
+        ops.push(Op::Embed { table, dst: residual });
+        None
     }
 
     /// dst = rms(src) * the vector `name` of a hidden row's width.
@@ -224,22 +241,26 @@ impl<'a> Builder<'a> {
         out
     }
 
-    /// Rows of the target's token table: the file's own number, or one for each token where the table is absent.
+    /// Rows of the target's token table: the file's own number, or one for each token where the table is absent. The
+    /// last stage may have the LM head alone, which has as many.
     pub fn table_rows(&self) -> usize {
         let tokens = || self.config.tokens.map_or(0, |list| list.len);
-        self.wants.rows_of(Source::Model, "token_embd.weight").unwrap_or_else(tokens)
+        let rows = |name| self.wants.rows_of(Source::Model, name);
+        let head = || rows("output.weight").filter(|_| !self.stage.is_first());
+        rows("token_embd.weight").or_else(head).unwrap_or_else(tokens)
     }
 
     /// The token table; its number of rows is the file's own.
-    pub fn embedding(&mut self) -> (MatrixId, usize) {
+    pub fn embedding(&mut self) -> MatrixId {
         let rows = self.table_rows();
-        let table = self.wants.matrix(Source::Model, "token_embd.weight", rows, self.config.d_model);
-        (table, rows)
+        self.wants.matrix(Source::Model, "token_embd.weight", rows, self.config.d_model)
     }
 
     /// The LM head: `output`, or the token table when the file has none (tied).
-    pub fn head(&mut self, table: MatrixId, rows: usize) -> MatrixId {
-        self.wants.optional_matrix(Source::Model, "output.weight", rows, self.config.d_model).unwrap_or(table)
+    pub fn head(&mut self) -> MatrixId {
+        let rows = self.table_rows();
+        let own = self.wants.optional_matrix(Source::Model, "output.weight", rows, self.config.d_model);
+        own.unwrap_or_else(|| self.embedding())
     }
 
     /// Divisors of the rotary angles, if the file has them or says that it should (`llama3`).

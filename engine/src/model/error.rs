@@ -76,6 +76,14 @@ pub enum ModelError {
         /// Why.
         reason: String,
     },
+    /// A stage that the file cannot be.
+    #[error("{file}: {reason}")]
+    Stage {
+        /// Path of the file.
+        file: String,
+        /// What contradicts what, and what to do.
+        reason: String,
+    },
     /// A parameter of another architecture.
     #[error("{file}: the parameter {parameter} is one of {supported} models, this is {arch}; leave it out")]
     Convention {

@@ -15,6 +15,7 @@ use super::error::ModelError;
 use super::plan::{FileView, MtpStatus, Plan};
 use super::program::{MatrixId, Program, VectorId};
 use super::sidecar;
+use super::stage::{self, Stage, StageChoice};
 use super::tensors::{Inventory, Slabs, Source, WantedMatrix};
 
 /// Whether matrices are copied into the kernels' own layout. Results are the same bits either way.
@@ -41,6 +42,8 @@ pub struct LoadOptions {
     pub strict: bool,
     /// What engines differ in.
     pub conventions: Conventions,
+    /// Load one stage of the model alone.
+    pub stage: Option<StageChoice>,
 }
 
 /// Weights in order of their ids.
@@ -87,6 +90,10 @@ pub struct Model {
     pub program: Program,
     /// Weights.
     pub weights: Weights,
+    /// The blocks that are run.
+    pub stage: Stage,
+    /// Rows of the token table: ids that may be embedded.
+    pub vocab_rows: usize,
     /// Ids that may be chosen: `0..vocab`.
     pub vocab: usize,
     /// Where the MTP block comes from, or why there is none.
@@ -114,12 +121,13 @@ pub struct Planned {
 }
 
 impl Planned {
-    /// Plans `model`, with the MTP block of `draft` if given.
+    /// Plans `model`, or the stage of it that the options name, with the MTP block of `draft` if given.
     ///
     /// # Errors
     /// [`ModelError`]: the first contradiction of the metadata, or everything that is wrong with the tensor directory.
     pub fn new(model: &ModelFile, draft: Option<&ModelFile>, options: LoadOptions) -> Result<Self, ModelError> {
         let config = Config::read(model.meta())?;
+        let stage = stage::resolve(model, &config, options.stage)?;
         let draft_config = draft.map(|d| Config::read(d.meta())).transpose()?;
         let own = dialect::of_model(model, &config);
         let beside =
@@ -136,13 +144,14 @@ impl Planned {
             _ => None,
         };
         let view = FileView { path: &path, config: &config, tensors: &tensors, refused: own.refused.as_deref() };
-        if config.nextn > 0 && sidecar::has_one_block(model) {
+        // A stage may be one block, too.
+        if stage.is_whole() && config.nextn > 0 && sidecar::has_one_block(model) {
             // A head's block may have any number, and its tensors any dialect's names.
             let head = dialect::of_sidecar(model, &config, None);
             let refused = head.refused.as_deref();
             sidecar::refuse(FileView { tensors: &Inventory::new(&head.tensors), refused, ..view })?;
         }
-        let plan = Plan::new(view, draft_view, options.strict, options.conventions)?;
+        let plan = Plan::new(view, stage, draft_view, options.strict, options.conventions)?;
         Ok(Self { config, plan, own, beside })
     }
 
@@ -194,9 +203,9 @@ impl Planned {
         let weights = Weights { matrices, start, vectors: vectors(&plan, file)? };
         let files = FileWatch::of(std::iter::once(model).chain(draft));
         files.check()?;
-        let Plan { program, vocab, mtp, unexpected, .. } = plan;
+        let Plan { program, stage, vocab_rows, vocab, mtp, unexpected, .. } = plan;
         let Directory { renamed, dropped, .. } = beside.unwrap_or(own);
-        Ok(Model { config, program, weights, vocab, mtp, unexpected, renamed, dropped, files })
+        Ok(Model { config, program, weights, stage, vocab_rows, vocab, mtp, unexpected, renamed, dropped, files })
     }
 }
 

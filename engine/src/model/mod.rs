@@ -32,6 +32,7 @@ mod qwen4exp;
 pub mod requantize;
 pub mod schema;
 mod sidecar;
+pub mod stage;
 pub mod tensors;
 
 pub use config::Config;

@@ -20,16 +20,9 @@ use super::program::{BufferId, MatrixId, MtpProgram, Op};
 use super::tensors::Source;
 use super::{nemotron_h, qwen35};
 
-/// Writes block `index` of file `from`, whose geometry is `block`; `table` and `head` are the target's, used where the
-/// file has none of its own.
-pub fn build(
-    b: &mut Builder<'_>,
-    from: Source,
-    index: usize,
-    block: &Block,
-    table: MatrixId,
-    head: MatrixId,
-) -> MtpProgram {
+/// Writes block `index` of file `from`, whose geometry is `block`; `head` is the target's, used where the file has none of
+/// its own, as the target's token table is.
+pub fn build(b: &mut Builder<'_>, from: Source, index: usize, block: &Block, head: MatrixId) -> MtpProgram {
     let prefix = format!("blk.{index}");
     let nemotron_h = b.config.arch == Arch::NemotronHMoe;
     let query_kind = if nemotron_h { Query::Plain } else { Query::Gated };
@@ -38,7 +31,7 @@ pub fn build(
     let d = b.config.d_model;
     let name = |part: &str| format!("{prefix}.{part}.weight");
     let rows = b.table_rows();
-    let table = b.wants.optional_matrix(from, &name("nextn.embed_tokens"), rows, d).unwrap_or(table);
+    let table = b.wants.optional_matrix(from, &name("nextn.embed_tokens"), rows, d).unwrap_or_else(|| b.embedding());
     let head = b.wants.optional_matrix(from, &name("nextn.shared_head_head"), rows, d).unwrap_or(head);
 
     let hidden_in = b.row("mtp_hidden_in");

@@ -1,12 +1,16 @@
 //! From metadata and tensor directory to a program and the list of what must be loaded. Touches no tensor data.
 
+use std::collections::HashSet;
+
 use engine_io::compat;
+use engine_kernels::ops::ngram::NgramHash;
 
 use super::builder::Builder;
-use super::config::{Arch, Config};
+use super::config::{Arch, Config, Qwen4ExpConfig};
 use super::conventions::Conventions;
 use super::error::ModelError;
 use super::program::{MatrixId, MtpProgram, Program, Trunk};
+use super::stage::Stage;
 use super::tensors::{Inventory, Source, WantedMatrix, WantedVector, Wants};
 use super::{counts, llama, mtp_block, nemotron_h, qwen4exp, qwen35, sidecar};
 
@@ -43,6 +47,8 @@ pub struct Plan {
     pub matrices: Vec<WantedMatrix>,
     /// Vectors in order of their ids.
     pub vectors: Vec<WantedVector>,
+    /// The blocks that are run.
+    pub stage: Stage,
     /// Rows of the embedding and of the head.
     pub vocab_rows: usize,
     /// Ids that mean something: `0..vocab`, at most `vocab_rows`.
@@ -56,7 +62,8 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Plans `model`, with the MTP block of `draft` if given, else its own if it has one.
+    /// Plans `stage` of `model`, with the MTP block of `draft` if given, else its own if it has one. A stage that is not
+    /// the last has none.
     ///
     /// # Errors
     /// Everything that is wrong with the model's tensors in one [`ModelError::Preflight`]; tensors that nothing reads
@@ -64,12 +71,16 @@ impl Plan {
     /// incomplete is not: the trunk can be run without.
     pub fn new(
         model: FileView<'_>,
+        stage: Stage,
         draft: Option<FileView<'_>>,
         strict: bool,
         conventions: Conventions,
     ) -> Result<Self, ModelError> {
         conventions.check(model.path, model.config)?;
-        sidecar::refuse(model)?;
+        // The last stage of a model has no blk.0 either.
+        if stage.is_first() {
+            sidecar::refuse(model)?;
+        }
         counts::refuse_miscounted(model)?;
         refuse_flat_table(model)?;
         refuse_unhashed(model)?;
@@ -79,23 +90,25 @@ impl Plan {
             sidecar::check(model, draft)?;
         }
         let mut b = Builder::new(model.config, conventions, Wants::new(model.tensors, draft.map(|d| d.tensors)));
-        let Trunk { ops: trunk, hidden, head_in, head } = self::trunk(&mut b);
-        let (table, vocab_rows) = b.embedding();
-        let rope_factors = b.rope_factors();
+        b.stage = stage;
+        let Trunk { ops: trunk, received, hidden, head_in, head } = self::trunk(&mut b);
+        let vocab_rows = b.table_rows();
+        let rope_factors = if stage.is_whole() || !b.kv.is_empty() { b.rope_factors() } else { None };
         let mut beside = Vec::new();
-        let (mtp, status) = match draft {
-            Some(draft) => {
+        let (mtp, status) = match (head, draft) {
+            (None, _) => (None, MtpStatus::Unavailable(format!("{}: the MTP block is on the last stage", model.path))),
+            (Some(head), Some(draft)) => {
                 let (_, before) = b.wants.mark();
-                let mtp = block(&mut b, Source::Draft, draft.config, (table, head));
+                let mtp = block(&mut b, Source::Draft, draft.config, head);
                 let dense = dense_indexers(draft.config);
                 b.wants.note_unexpected(Source::Draft, |name| starts(name, &dense));
                 let report = std::mem::replace(&mut b.wants.report, before);
                 beside.extend(report.into_result(draft.path, strict)?);
                 (Some(mtp), MtpStatus::Sidecar)
             }
-            None => own_block(&mut b, model, (table, head)),
+            (Some(head), None) => own_block(&mut b, model, head),
         };
-        if let (true, None, MtpStatus::Unavailable(reason)) = (strict, draft, &status) {
+        if let (true, None, MtpStatus::Unavailable(reason)) = (strict && stage.is_last(), draft, &status) {
             refuse_unread_head(model, reason)?;
         }
         // Announced NextN blocks that are not used, because of a sidecar or a fault, belong to the model all the same.
@@ -105,7 +118,8 @@ impl Plan {
         };
         let unused = unused.map(|i| format!("blk.{i}."));
         let unused: Vec<String> = unused.chain(dense_indexers(model.config)).collect();
-        b.wants.note_unexpected(Source::Model, |name| starts(name, &unused));
+        let elsewhere = if stage.is_whole() { HashSet::new() } else { names_of_all(model, conventions) };
+        b.wants.note_unexpected(Source::Model, |name| starts(name, &unused) || elsewhere.contains(name));
         b.wants.report.set_apart(model.config.trunk);
 
         let Builder { wants, buffers, kv, index, recurrent, config, .. } = b;
@@ -115,6 +129,7 @@ impl Plan {
         let program = Program {
             buffers: buffers.finish(),
             trunk,
+            received,
             hidden,
             head_in,
             head,
@@ -122,7 +137,7 @@ impl Plan {
             kv,
             recurrent,
             index,
-            ngrams: config.qwen4exp.as_ref().and_then(|own| Some(own.ngram.as_ref()?.hash.clone())),
+            ngrams: config.qwen4exp.as_ref().and_then(|own| ngrams_of(own, stage)),
             rope: config.rope,
             rope_factors,
             norm_eps: config.norm_eps,
@@ -136,7 +151,7 @@ impl Plan {
             }
             .into());
         }
-        Ok(Self { program, matrices, vectors, vocab_rows, vocab, mtp: status, unexpected, alone: false })
+        Ok(Self { program, matrices, vectors, stage, vocab_rows, vocab, mtp: status, unexpected, alone: false })
     }
 }
 
@@ -152,9 +167,9 @@ impl Plan {
         let none = Inventory::new(&[]);
         let mut b = Builder::new(file.config, conventions, Wants::new(&none, Some(file.tensors)));
         let rows = file.config.tokens.map_or(1, |t| t.len);
-        let table = b.wants.matrix(Source::Model, "token_embd.weight", rows, file.config.d_model);
+        b.wants.matrix(Source::Model, "token_embd.weight", rows, file.config.d_model);
         let head = b.wants.matrix(Source::Model, "output.weight", rows, file.config.d_model);
-        let mtp = block(&mut b, Source::Draft, file.config, (table, head));
+        let mtp = block(&mut b, Source::Draft, file.config, head);
         let Builder { wants, buffers, kv, index, recurrent, config, .. } = b;
         let Wants { matrices, vectors, mut report, .. } = wants;
         report.missing.retain(|name| name.starts_with("blk."));
@@ -162,9 +177,10 @@ impl Plan {
         let program = Program {
             buffers: buffers.finish(),
             trunk: Vec::new(),
+            received: None,
             hidden: mtp.hidden_in,
             head_in: mtp.head_in,
-            head: mtp.head,
+            head: Some(mtp.head),
             index,
             ngrams: None,
             mtp: Some(mtp),
@@ -177,16 +193,13 @@ impl Plan {
         let asked = |name: &str| matrices.iter().any(|m| m.name == name) || vectors.iter().any(|v| v.name == name);
         let unexpected = file.tensors.names().filter(|name| !asked(name)).map(str::to_owned).collect();
         let mtp = MtpStatus::Sidecar;
-        Ok(Self { program, matrices, vectors, vocab_rows: rows, vocab: rows, mtp, unexpected, alone: true })
+        let stage = Stage::whole(file.config.trunk);
+        Ok(Self { program, matrices, vectors, stage, vocab_rows: rows, vocab: rows, mtp, unexpected, alone: true })
     }
 }
 
 /// The model's own block; whatever is wrong with it only costs the drafts.
-fn own_block(
-    b: &mut Builder<'_>,
-    model: FileView<'_>,
-    target: (MatrixId, MatrixId),
-) -> (Option<MtpProgram>, MtpStatus) {
+fn own_block(b: &mut Builder<'_>, model: FileView<'_>, target: MatrixId) -> (Option<MtpProgram>, MtpStatus) {
     let FileView { path, config, tensors, refused } = model;
     let remedies = "use a file converted with its MTP block, or give an MTP sidecar as the draft model";
     let unavailable = |reason: String| (None, MtpStatus::Unavailable(reason));
@@ -240,14 +253,32 @@ pub fn trunk(b: &mut Builder<'_>) -> Trunk {
     }
 }
 
-/// The MTP block of a file with the configuration `config`; `table` and `head` are the target's.
-pub fn block(b: &mut Builder<'_>, from: Source, config: &Config, (table, head): (MatrixId, MatrixId)) -> MtpProgram {
+/// The MTP block of a file with the configuration `config`; `head` is the target's.
+pub fn block(b: &mut Builder<'_>, from: Source, config: &Config, head: MatrixId) -> MtpProgram {
     let index = config.trunk;
     let block = &config.blocks[index];
     match &config.qwen4exp {
-        Some(own) => qwen4exp::mtp(b, from, index, (block, own.ratio[index]), (table, head)),
-        None => mtp_block::build(b, from, index, block, table, head),
+        Some(own) => qwen4exp::mtp(b, from, index, (block, own.ratio[index]), head),
+        None => mtp_block::build(b, from, index, block, head),
     }
+}
+
+/// Names of all tensors that the stages of a model ask for together.
+fn names_of_all(model: FileView<'_>, conventions: Conventions) -> HashSet<String> {
+    let mut b = Builder::new(model.config, conventions, Wants::new(model.tensors, None));
+    let head = trunk(&mut b).head.expect("a whole model has a head");
+    b.embedding();
+    b.rope_factors();
+    if model.config.arch.has_mtp() && model.config.nextn == 1 {
+        block(&mut b, Source::Model, model.config, head);
+    }
+    b.wants.asked.into_iter().map(|asked| asked.name).collect()
+}
+
+/// How tokens name rows of the n-gram table, for the stage that has the block which looks them up.
+fn ngrams_of(own: &Qwen4ExpConfig, stage: Stage) -> Option<NgramHash> {
+    let ngram = own.ngram.as_ref()?;
+    stage.blocks().any(|id| id.0 == ngram.block).then(|| ngram.hash.clone())
 }
 
 /// Blocks whose attention is dense have an indexer all the same.

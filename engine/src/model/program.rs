@@ -153,14 +153,17 @@ pub struct MtpProgram {
 pub struct Program {
     /// Row buffers, shared by all operation lists.
     pub buffers: Vec<Buffer>,
-    /// Token ids to hidden rows.
+    /// Token ids to hidden rows; of a stage, as much of that as it runs.
     pub trunk: Vec<Op>,
-    /// The trunk's hidden rows: what the MTP block is fed.
+    /// Where a stage that is not the first is given the residual of every row.
+    pub received: Option<BufferId>,
+    /// The trunk's hidden rows: what the MTP block is fed. Of a stage that is not the last, the residual of every row,
+    /// which the next stage is given.
     pub hidden: BufferId,
     /// What the LM head reads.
     pub head_in: BufferId,
-    /// The trunk's LM head.
-    pub head: MatrixId,
+    /// The trunk's LM head; `None` for a stage that is not the last.
+    pub head: Option<MatrixId>,
     /// The MTP block.
     pub mtp: Option<MtpProgram>,
     /// Attention layers of the trunk, then the MTP block's.
@@ -187,7 +190,7 @@ impl Program {
 
     /// Matrices that take part in products; the others are tables of rows.
     pub fn multiplied(&self) -> HashSet<MatrixId> {
-        let mut out = HashSet::from([self.head]);
+        let mut out: HashSet<MatrixId> = self.head.into_iter().collect();
         let mut ops = vec![&self.trunk];
         if let Some(mtp) = &self.mtp {
             out.insert(mtp.head);
@@ -229,14 +232,16 @@ impl Program {
 
 /// The trunk of a model as it is written down.
 pub struct Trunk {
-    /// Token ids to hidden rows.
+    /// See [`Program::trunk`].
     pub ops: Vec<Op>,
+    /// See [`Program::received`].
+    pub received: Option<BufferId>,
     /// See [`Program::hidden`].
     pub hidden: BufferId,
     /// See [`Program::head_in`].
     pub head_in: BufferId,
     /// See [`Program::head`].
-    pub head: MatrixId,
+    pub head: Option<MatrixId>,
 }
 
 /// Collects buffers while a program is written down. A name and a width stand for one buffer.

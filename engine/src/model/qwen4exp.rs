@@ -52,13 +52,18 @@ impl Shape {
 pub fn trunk(b: &mut Builder<'_>) -> Trunk {
     let shape = Shape::of(b);
     let mut ops = Vec::new();
-    let embedded = b.row("embedded");
     let streams = b.buffers.get("streams", shape.wide());
-    let (table, rows) = b.embedding();
-    ops.push(Op::Embed { table, dst: embedded });
-    ops.push(Op::Repeat { src: embedded, dst: streams });
-    for i in 0..b.config.trunk {
-        let prefix = format!("blk.{i}");
+    let received = if b.stage.is_first() {
+        let embedded = b.row("embedded");
+        let table = b.embedding();
+        ops.push(Op::Embed { table, dst: embedded });
+        ops.push(Op::Repeat { src: embedded, dst: streams });
+        None
+    } else {
+        Some(streams)
+    };
+    for id in b.stage.blocks() {
+        let (i, prefix) = (id.0, id.to_string());
         let block = b.config.blocks[i];
         let at = Place { from: Source::Model, prefix: &prefix, block: &block, query_kind: Query::Gated };
         if let Some(ngram) = shape.own.ngram.as_ref().filter(|ngram| ngram.block == i) {
@@ -76,19 +81,22 @@ pub fn trunk(b: &mut Builder<'_>) -> Trunk {
         ops.push(Op::Combine { inject, src: out, streams });
         feed_forward(b, &mut ops, &shape, at, streams);
     }
+    if !b.stage.is_last() {
+        return Trunk { ops, received, hidden: streams, head_in: streams, head: None };
+    }
     let head_in = mix(b, &mut ops, &shape, Source::Model, "output_hc", streams, None);
-    let head = b.head(table, rows);
-    Trunk { ops, hidden: streams, head_in, head }
+    let head = b.head();
+    Trunk { ops, received, hidden: streams, head_in, head: Some(head) }
 }
 
-/// The MTP block `index` of file `from`, whose indexer works on blocks of `ratio` positions; `table` and `head` are the
-/// target's, used where the file has none of its own.
+/// The MTP block `index` of file `from`, whose indexer works on blocks of `ratio` positions; `head` is the target's, used
+/// where the file has none of its own, as the target's token table is.
 pub fn mtp(
     b: &mut Builder<'_>,
     from: Source,
     index: usize,
     (block, ratio): (&Block, usize),
-    (table, head): (MatrixId, MatrixId),
+    head: MatrixId,
 ) -> MtpProgram {
     let shape = Shape::of(b);
     let (d, wide) = (shape.d, shape.wide());
@@ -96,7 +104,7 @@ pub fn mtp(
     let at = Place { from, prefix: &prefix, block, query_kind: Query::Gated };
     let name = |part: &str| format!("{prefix}.nextn.{part}.weight");
     let rows = b.table_rows();
-    let table = b.wants.optional_matrix(from, &name("embed_tokens"), rows, d).unwrap_or(table);
+    let table = b.wants.optional_matrix(from, &name("embed_tokens"), rows, d).unwrap_or_else(|| b.embedding());
     let head = b.wants.optional_matrix(from, &name("shared_head_head"), rows, d).unwrap_or(head);
     let layer = b.kv_layer(block);
     let indexer = index_layer(b, &shape, at, ratio);

@@ -17,11 +17,11 @@ use super::tensors::{Inventory, Source, Wants};
 pub fn schema(config: &Config) -> Vec<Asked> {
     let nothing = Inventory::new(&[]);
     let mut b = Builder::new(config, Conventions::default(), Wants::new(&nothing, None));
-    let head = plan::trunk(&mut b).head;
-    let (table, _) = b.embedding();
+    let head = plan::trunk(&mut b).head.expect("a whole model has a head");
+    b.embedding();
     b.rope_factors();
     if config.arch.has_mtp() && config.nextn == 1 {
-        plan::block(&mut b, Source::Model, config, (table, head));
+        plan::block(&mut b, Source::Model, config, head);
     }
     b.wants.asked
 }

@@ -42,6 +42,13 @@ pub fn commit(
     let prompts = trunk.state.len() - windows.len();
     for segment in 0..prompts {
         let s = trunk.state[segment].index();
+        if let Some(fault) = result.fault[segment] {
+            // A row that was preempted has text on its way.
+            outputs.state[s].finish(&mut outbox.text[s]);
+            requests.finish[s] = Some(Finish::Fault(fault));
+            requests.phase[s] = Phase::Done;
+            continue;
+        }
         requests.kv_len[s] += trunk.committed[segment];
         if requests.kv_len[s] + 1 == requests.token_len[s] {
             requests.phase[s] = Phase::Decode;
@@ -114,8 +121,8 @@ fn walk(
     let accepted = drafts[..agreed as usize].iter().copied();
     for (i, token) in accepted.chain([result.next[segment]]).enumerate() {
         let own = i == agreed as usize;
-        if own && result.fault[segment].is_some() {
-            walk.finish = Some(Finish::Fault);
+        if own && let Some(fault) = result.fault[segment] {
+            walk.finish = Some(Finish::Fault(fault));
             break;
         }
         assert!(!token.is_none(), "{slot}: a verdict without a token");

@@ -1,6 +1,7 @@
 //! Streams: order of chunks, what each carries, ends and failures.
 
 use engine::api::{Command, Finish};
+use engine::step::Fault;
 use serde_json::{Value, json};
 
 use super::client::{Client, ask, get, post};
@@ -190,7 +191,7 @@ fn an_open_thinking_tag_begins_the_text() {
 
 #[test]
 fn a_fault_breaks_the_stream_off() {
-    let fake = Fake::start(|_| Script::Say(vec!["some"], Finish::Fault));
+    let fake = Fake::start(|_| Script::Say(vec!["some"], Finish::Fault(Fault::NonFinite)));
     let mut client = Client::connect(fake.address());
     client.send(post("/v1/chat/completions", &streamed(chat("hi")).to_string()));
     let answer = client.answer();

@@ -18,6 +18,7 @@ use super::config::Config;
 use super::conventions::Conventions;
 use super::dialect;
 use super::plan::{FileView, Plan};
+use super::stage::Stage;
 use super::tensors::Inventory;
 use super::{schema, sidecar};
 
@@ -396,7 +397,7 @@ fn check_planned(
     let target_path = target.name();
     let model = FileView { path: &target_path, config, tensors: &own, refused: None };
     let draft = FileView { path: &path, config: of_head, tensors: &beside, refused: None };
-    match Plan::new(model, Some(draft), false, Conventions::default()) {
+    match Plan::new(model, Stage::whole(config.trunk), Some(draft), false, Conventions::default()) {
         Err(source) => out.push(Reason::Model { head: path, source: Box::new(source) }),
         Ok(plan) => {
             let stray = plan.unexpected.iter().filter(|name| beside.has(name) && !own.has(name));

@@ -1,0 +1,145 @@
+//! Bytes from anywhere: every message of a real run comes back as it was, and nothing else is taken for one.
+
+use engine::api::Strategy;
+use engine::stage::message::{put_reply, put_request, take_reply, take_request};
+use engine::stage::wire::{HEADER_BYTES, Header, Kind, VERSION, WireError, frame};
+use engine::stage::{Agreed, LastStage};
+use engine::step::{Executor as _, Step};
+use engine_tests::drive::{Cell, Subject, run_on};
+
+use super::{machine, staged};
+
+/// Requests and replies of a run with windows, prefill, penalties and several requests at once.
+fn recorded() -> (Vec<(Vec<u8>, Vec<u8>)>, Agreed) {
+    let mut subject = Subject::built_in();
+    subject.max_tokens = 6;
+    let cell = Cell { strategy: Strategy::MtpSuffix, window: 5, parallel: 2, chunk: 7, ..Cell::reference(0.8) };
+    let (executor, wire) = staged(&subject, &cell, 1);
+    wire.0.lock().record = Some(Vec::new());
+    run_on(&subject, &cell, Box::new(executor));
+    let mut wire = wire.0.lock();
+    let agreed = wire.last.agreed().clone();
+    let mut bodies = wire.record.take().expect("it was recorded");
+    assert!(bodies.len() > 20);
+    // Activations make most of the bytes and have no structure: the shortest of each shape tell as much.
+    bodies.sort_by_key(|(request, reply)| request.len() + reply.len());
+    (bodies, agreed)
+}
+
+#[test]
+fn messages_of_a_run_come_back_as_they_were() {
+    let (bodies, agreed) = recorded();
+    for (request, reply) in &bodies {
+        let read = take_request(request, &agreed).expect("a request");
+        let mut again = Vec::new();
+        put_request(&mut again, &read.step, read.answered, &read.rows);
+        assert_eq!(&again, request);
+        let answer = take_reply(reply, &read.step, &agreed).expect("a reply");
+        let mut again = Vec::new();
+        put_reply(&mut again, &answer.result, &answer.ahead);
+        assert_eq!(&again, reply);
+    }
+}
+
+#[test]
+fn a_message_cut_anywhere_or_with_more_behind_it_is_refused() {
+    let (bodies, agreed) = recorded();
+    for (request, reply) in bodies.iter().take(6).chain(bodies.last()) {
+        let step = take_request(request, &agreed).expect("a request").step;
+        for end in (0..request.len()).step_by(if request.len() > 4096 { 61 } else { 1 }) {
+            assert!(take_request(&request[..end], &agreed).is_err(), "cut at {end} of {}", request.len());
+        }
+        for end in 0..reply.len() {
+            assert!(take_reply(&reply[..end], &step, &agreed).is_err(), "cut at {end} of {}", reply.len());
+        }
+        let longer = [&request[..], &[0]].concat();
+        assert_eq!(take_request(&longer, &agreed).err(), Some(WireError::Trailing { bytes: 1 }));
+        assert!(take_reply(&[&reply[..], &[0]].concat(), &step, &agreed).is_err());
+    }
+}
+
+/// Whatever one word is changed to, the message is refused or is another one in order: nothing panics, and nothing is
+/// looked up outside its table.
+#[test]
+fn no_word_of_a_message_can_do_harm() {
+    let (bodies, agreed) = recorded();
+    let words = [0, 1, 2, 0x7f, 0xffff, 0x7fff_ffff, u32::MAX - 1, u32::MAX];
+    for (request, reply) in bodies.iter().take(4) {
+        let good = take_request(request, &agreed).expect("a request").step;
+        for at in 0..request.len().min(3000).saturating_sub(4) {
+            for word in words {
+                let mut bytes = request.clone();
+                bytes[at..at + 4].copy_from_slice(&u32::to_le_bytes(word));
+                if let Ok(read) = take_request(&bytes, &agreed) {
+                    look_up(&read.step, &agreed);
+                }
+            }
+        }
+        for at in 0..reply.len().saturating_sub(4) {
+            for word in words {
+                let mut bytes = reply.clone();
+                bytes[at..at + 4].copy_from_slice(&u32::to_le_bytes(word));
+                let _ = take_reply(&bytes, &good, &agreed);
+            }
+        }
+    }
+}
+
+/// What an executor looks up by numbers of a step.
+fn look_up(step: &Step, agreed: &Agreed) {
+    let trunk = &step.trunk;
+    assert!(trunk.token.len() <= agreed.limits.step_rows);
+    for s in 0..trunk.state.len() {
+        let pages = &trunk.page[trunk.page_start[s] as usize..trunk.page_start[s + 1] as usize];
+        let end = trunk.position[s] as usize + (trunk.row_start[s + 1] - trunk.row_start[s]) as usize;
+        assert!(end <= pages.len() * 16 && pages.iter().all(|p| (p.0 as usize) < agreed.limits.pages));
+    }
+    for (i, row) in trunk.rules.row.iter().enumerate() {
+        assert!((*row as usize) < trunk.token.len());
+        assert!(trunk.rules.filters.get(trunk.rules.filter[i] as usize).is_some());
+        assert!(
+            trunk.rules.edit.get(trunk.rules.edit_start[i] as usize..trunk.rules.edit_start[i + 1] as usize).is_some()
+        );
+    }
+    assert!(trunk.token.iter().chain(&step.mtp.token).all(|t| (t.0 as usize) < agreed.vocab_rows));
+    assert!(trunk.state.iter().chain(&step.mtp.state).all(|s| s.index() < agreed.limits.slots));
+}
+
+#[test]
+fn what_a_last_stage_cannot_run_is_refused_before_it_runs() {
+    let subject = Subject::built_in();
+    let cell = Cell { parallel: 2, ..Cell::reference(0.0) };
+    let last = machine(&subject, &cell, 1, 1);
+    let agreed = Agreed::new(last.model(), &cell.limits(), last.border_width());
+    assert!(last.shape().mtp);
+    let mut last = LastStage::new(last, agreed);
+    for garbage in [&b""[..], b"GET / HTTP/1.1\r\n\r\n", &[0xff; 64], &[0; 7]] {
+        let mut out = Vec::new();
+        assert!(last.run(garbage, &mut out).is_err() && out.is_empty(), "{garbage:?}");
+    }
+}
+
+#[test]
+fn headers_say_what_is_wrong_with_them() {
+    let mut good = Vec::new();
+    frame(&mut good, Kind::Request, 7, |body| body.extend_from_slice(b"abc"));
+    let header = |bytes: &[u8], most| Header::read(bytes[..HEADER_BYTES].try_into().unwrap(), most);
+    let read = header(&good, 3).expect("a header");
+    assert_eq!((read.kind, read.sequence, read.len), (Kind::Request, 7, 3));
+    assert_eq!(read.check_body(&good[HEADER_BYTES..]), Ok(()));
+    assert_eq!(read.check_body(b"abd"), Err(WireError::Check { part: "body" }));
+    assert_eq!(header(&good, 2), Err(WireError::TooMuch { what: "the length of a frame", found: 3, most: 2 }));
+    for at in 0..HEADER_BYTES {
+        for bit in 0..8 {
+            let mut bytes = good.clone();
+            bytes[at] ^= 1 << bit;
+            let error = header(&bytes, 1 << 30).expect_err("a changed header");
+            match at {
+                0..4 => assert!(matches!(error, WireError::Magic { .. }), "{error}"),
+                4..6 => assert_eq!(error, WireError::Version { found: VERSION ^ (1 << bit << (8 * (at - 4))) }),
+                _ => assert_eq!(error, WireError::Check { part: "header" }),
+            }
+        }
+    }
+    assert!(matches!(header(b"HTTP/1.1 400 Bad Request\r\nServer:", 9), Err(WireError::Magic { .. })));
+}
