@@ -12,6 +12,7 @@ use engine::limits::{
     Limits, MTP_TOKENS_MAX, PAGE_TOKENS, STEP_ROWS_MAX, SUFFIX_MAX_DEFAULT, SUFFIX_MIN_DEFAULT, WINDOW_MAX,
 };
 use engine::model::load::{LoadOptions, Repack};
+use engine::model::stage::StageChoice;
 use engine::schedule::Schedule;
 use engine_io::{OpenOptions, Package};
 
@@ -19,6 +20,7 @@ use crate::bench::options::{ConventionFlags, KvFlag, RepackFlag, THREADS_MAX, wi
 use crate::memory::SizeFlag;
 use crate::menu::{self, BUILT_IN, Given, Menu};
 use crate::serve::{Bounds, limits};
+use crate::stage::flags::LinkFlags;
 
 /// Context of a request where neither flag nor model asks for less.
 const CONTEXT_DEFAULT: usize = 8192;
@@ -102,9 +104,21 @@ pub struct SizeFlags {
     /// What engines differ in.
     #[command(flatten)]
     pub conventions: ConventionFlags,
+    /// Run one stage of the model: 0/2 has the first blocks, the requests and HTTP, and needs --peer; 1/2 has the rest,
+    /// and needs --listen. Each needs its own tensors only.
+    #[arg(long, value_name = "I/N", value_parser = crate::stage::flags::parse_stage)]
+    pub stage: Option<(u32, u32)>,
+    /// First block of stage 1 [default: as the file says, else where both stages weigh the same]
+    #[arg(long, value_name = "BLOCK", requires = "stage")]
+    pub stage_split: Option<u32>,
 }
 
 impl SizeFlags {
+    /// Which stage is asked for.
+    pub fn stage_choice(&self) -> Option<StageChoice> {
+        self.stage.map(|(index, count)| StageChoice { index, count, split: self.stage_split })
+    }
+
     /// How files are opened.
     pub fn open_options(&self) -> OpenOptions {
         OpenOptions { mmap: !self.no_mmap, strict: self.strict }
@@ -117,7 +131,7 @@ impl SizeFlags {
             RepackFlag::On => Repack::On,
             RepackFlag::Off => Repack::Off,
         };
-        LoadOptions { repack, strict: self.strict, conventions: self.conventions.resolve(), stage: None }
+        LoadOptions { repack, strict: self.strict, conventions: self.conventions.resolve(), stage: self.stage_choice() }
     }
 
     /// How it is run.
@@ -214,6 +228,9 @@ pub struct LowArgs {
     /// What decides how much memory is taken.
     #[command(flatten)]
     pub size: SizeFlags,
+    /// How the stages of a split model find each other.
+    #[command(flatten)]
+    pub link: LinkFlags,
     /// Refuse to start if more memory is needed with all slots full: bytes, or with a unit (8GiB, 8192MiB, 8G).
     /// Mapped files and what clients may send do not count; `engine-pack inspect` prints what does.
     #[arg(long, value_name = "SIZE", value_parser = SizeFlag::parse)]
@@ -296,6 +313,7 @@ impl LowArgs {
             return Err("--api-key (or ENGINE_API_KEY) is empty; leave it out to serve without keys".to_owned());
         }
         self.size.check()?;
+        self.link.check(&self.size, !self.api_key.is_empty() || self.api_key_file.is_some())?;
         Ok(ServeArgs { low: self, strategy, given, schedule })
     }
 }

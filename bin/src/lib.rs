@@ -10,4 +10,5 @@ pub mod open;
 pub mod pack;
 pub mod report;
 pub mod serve;
+pub mod stage;
 pub mod watch;

@@ -69,6 +69,12 @@ fn plan_as(subject: &Subject<'_>, setting: &Setting, mapped: bool) -> Result<Mem
     if planned.plan.alone {
         return Ok(memory);
     }
+    let stage = planned.plan.stage;
+    if !stage.is_whole() {
+        // The rows of a pass: as they are put together, as a frame, and as they have come.
+        let width = planned.plan.program.width(planned.plan.program.received.unwrap_or(planned.plan.program.hidden));
+        memory.parts.push(Part::memory("messages between stages", 3 * size_of::<f32>() * limits.step_rows * width));
+    }
     let metadata = file.heap_bytes() + draft.map_or(0, ModelFile::heap_bytes);
     memory.parts.push(Part::loading("metadata", metadata));
     if let Some(tokenizer) = tokenizer {
@@ -78,7 +84,10 @@ fn plan_as(subject: &Subject<'_>, setting: &Setting, mapped: bool) -> Result<Mem
             Part::memory("token pieces", crate::open::pieces(tokenizer).heap_bytes()),
         ]);
     }
-    memory.parts.extend(front(limits, bounds));
+    // Clients come to the first stage.
+    if stage.is_first() {
+        memory.parts.extend(front(limits, bounds));
+    }
     memory.parts.push(Part::bound("thread stacks", (options.threads + Thread::COUNT + OTHER_THREADS) * STACK_BYTES));
     Ok(memory)
 }

@@ -61,7 +61,7 @@ pub fn start(files: FileWatch) -> std::io::Result<()> {
 }
 
 /// Exit code 1 and a message, as the handler of a shrunk file does it: past the log, whose filter could hide it.
-fn end_if_changed(files: &FileWatch) {
+pub(crate) fn end_if_changed(files: &FileWatch) {
     if let Err(error) = files.check() {
         crate::report::error(error);
         process::exit(1);

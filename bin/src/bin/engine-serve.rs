@@ -14,6 +14,7 @@ use engine_bin::flags::{LowArgs, ServeArgs};
 use engine_bin::report::{self, chain};
 use engine_bin::serve::start::{self, Files, LoadError};
 use engine_bin::serve::{Config, Exit, Handle, ListenError, Parts, Server, limits_table};
+use engine_bin::stage::{self, serve::StopHandle};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use tracing_subscriber::EnvFilter;
@@ -70,6 +71,9 @@ fn run(args: ServeArgs, signals: Signals) -> Result<u8, Box<dyn std::error::Erro
     let handle = watch_signals(signals)?;
     engine_io::mmap::install_fault_handler()?;
     let files = start::open(&args)?;
+    if args.low.link.listen.is_some() && !args.low.limits {
+        return serve_stage(args, files, &handle);
+    }
     let context = args.low.size.context(start::context_train(&files)?);
     if args.low.limits {
         report::print(&limits_table(&args.low.size.limits(context, files.package()), &args.bounds()))?;
@@ -83,7 +87,7 @@ fn run(args: ServeArgs, signals: Signals) -> Result<u8, Box<dyn std::error::Erro
         ..Config::local(args.low.port, context)
     };
     let mut server = Server::start(config)?;
-    handle.set(server.handle()).unwrap_or_else(|_| unreachable!("set here only"));
+    handle.set(Ending::Server(server.handle())).unwrap_or_else(|_| unreachable!("set here only"));
     let (parallel, threads) = (args.low.size.parallel, args.low.size.exec_options().threads);
     let Some(loaded) = load(args, files, &server)? else {
         // A signal ended it before there was a model; the process takes along what is half loaded.
@@ -111,6 +115,64 @@ fn run(args: ServeArgs, signals: Signals) -> Result<u8, Box<dyn std::error::Erro
     Ok(exit.code())
 }
 
+/// What signals are passed on to.
+enum Ending {
+    /// The HTTP server.
+    Server(Handle),
+    /// The last stage of a split model.
+    Stage(StopHandle),
+}
+
+impl Ending {
+    fn shutdown(&self) {
+        match self {
+            Self::Server(server) => server.shutdown(),
+            Self::Stage(stage) => stage.shutdown(),
+        }
+    }
+
+    fn kill(&self, signal: i32) {
+        match self {
+            Self::Server(server) => server.kill(signal),
+            // It may be in the middle of a pass, and nobody is served by its end.
+            Self::Stage(_) => std::process::exit(i32::from(Exit::Signal(signal).code())),
+        }
+    }
+
+    fn reload_keys(&self) {
+        if let Self::Server(server) = self {
+            server.reload_keys();
+        }
+    }
+}
+
+/// The last stage of a split model, on a thread of its own: a fault in it ends the process with a code that says so.
+fn serve_stage(
+    args: ServeArgs,
+    files: Files,
+    handle: &Arc<OnceLock<Ending>>,
+) -> Result<u8, Box<dyn std::error::Error>> {
+    let handle = Arc::clone(handle);
+    let ready = move |stop| {
+        handle.set(Ending::Stage(stop)).unwrap_or_else(|_| unreachable!("set here only"));
+    };
+    let (done, result) = channel::bounded(1);
+    let run = move || {
+        // The receiver waits for it.
+        let _ = done.send(stage::serve::run(&args, files, ready));
+    };
+    let thread = thread::Builder::new().name("stage".to_owned()).spawn(run)?;
+    match result.recv() {
+        Ok(Ok(())) => Ok(0),
+        Ok(Err(error)) => Err(error as Box<dyn std::error::Error>),
+        Err(_) => {
+            let _ = thread.join();
+            tracing::error!("the stage failed");
+            Ok(Exit::Internal.code())
+        }
+    }
+}
+
 /// Loads the model on a thread of its own. `None` when the server ends before that is done.
 fn load(args: ServeArgs, files: Files, server: &Server) -> std::io::Result<Option<Loaded>> {
     let (done, result) = channel::bounded(1);
@@ -132,8 +194,8 @@ fn load(args: ServeArgs, files: Files, server: &Server) -> std::io::Result<Optio
 }
 
 /// The first signal asks for an end, the second ends. Before there is a server to ask, the first ends: nobody is served.
-fn watch_signals(mut signals: Signals) -> std::io::Result<Arc<OnceLock<Handle>>> {
-    let server: Arc<OnceLock<Handle>> = Arc::default();
+fn watch_signals(mut signals: Signals) -> std::io::Result<Arc<OnceLock<Ending>>> {
+    let server: Arc<OnceLock<Ending>> = Arc::default();
     let watched = Arc::clone(&server);
     thread::Builder::new().name("signals".to_owned()).spawn(move || {
         let mut asked = false;

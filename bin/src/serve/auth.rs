@@ -54,7 +54,7 @@ impl Keys {
 
 /// Reads a plain file within a bound. Anything else may have no end, or keep its reader waiting: a pipe that nobody
 /// writes to would stop the thread that reads it.
-fn read_file(path: &Path) -> io::Result<String> {
+pub(crate) fn read_file(path: &Path) -> io::Result<String> {
     let invalid = |message: String| io::Error::new(io::ErrorKind::InvalidData, message);
     let about = std::fs::metadata(path)?;
     if !about.is_file() {

@@ -220,6 +220,11 @@ impl ApiError {
         Self::unavailable("stage_lost", message, 5)
     }
 
+    /// The other stage of the model is away; `why` is what is known.
+    pub(crate) fn stage_unavailable(why: &str) -> Self {
+        Self::unavailable("stage_unavailable", &format!("the other stage of the model cannot be reached: {why}"), 5)
+    }
+
     /// For health checks after the engine's end; requests get [`Self::engine`].
     pub(crate) fn dead() -> Self {
         Self::unavailable("engine_error", "the engine has ended", 5)

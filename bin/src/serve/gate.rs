@@ -97,6 +97,9 @@ impl Gate<'_> {
                 State::Loading => Err(ApiError::loading()),
                 State::Draining => Err(ApiError::draining()),
                 State::Dead => Err(ApiError::dead()),
+                State::Serving if self.shared.outage.read().why().is_some() => {
+                    Err(ApiError::stage_unavailable(&self.shared.outage.read().why().unwrap_or_default()))
+                }
                 State::Serving if *route == Route::Ready && self.queue_full => Err(ApiError::queue_full(1)),
                 State::Serving => Ok(ok()),
             },

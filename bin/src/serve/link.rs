@@ -146,6 +146,33 @@ pub(crate) struct Shared {
     pub metrics: Mutex<Metrics>,
     /// `/v1/models` entry, once a model is loaded.
     pub model: RwLock<Option<Arc<Value>>>,
+    /// See [`Outage`].
+    pub outage: RwLock<Outage>,
+}
+
+/// Why nothing can be computed at present although the engine is there, if so: the other stage of the model is away.
+/// Clones are one.
+#[derive(Clone, Debug, Default)]
+pub struct Outage(Arc<RwLock<Option<String>>>);
+
+impl Outage {
+    /// Nothing can be computed: `why`. Whether that is news.
+    pub fn set(&self, why: &str) -> bool {
+        let mut known = self.0.write();
+        let news = known.as_deref() != Some(why);
+        *known = Some(why.to_owned());
+        news
+    }
+
+    /// It can again.
+    pub fn clear(&self) {
+        *self.0.write() = None;
+    }
+
+    /// Why not.
+    pub fn why(&self) -> Option<String> {
+        self.0.read().clone()
+    }
 }
 
 impl Shared {
@@ -153,7 +180,7 @@ impl Shared {
         let metrics = Mutex::new(Metrics::default());
         let state = AtomicU8::new(State::Loading as u8);
         let (bodies_bytes, answers_bytes) = (AtomicUsize::new(0), AtomicUsize::new(0));
-        Self { state, bodies_bytes, answers_bytes, metrics, model: RwLock::new(None) }
+        Self { state, bodies_bytes, answers_bytes, metrics, model: RwLock::new(None), outage: RwLock::default() }
     }
 
     /// Bytes of all bodies held.

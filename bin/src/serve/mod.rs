@@ -54,7 +54,9 @@ use engine::limits::Limits;
 use mio::net::TcpListener;
 use mio::{Poll, Waker};
 
+pub(crate) use auth::read_file as read_key_file;
 pub use info::{ModelInfo, SamplingDefaults};
+pub use link::Outage;
 pub use model::{Caps, Conversation, RenderError, Rendered, TextModel};
 pub use spec::{MtpOffer, SpecConfig};
 
@@ -154,6 +156,8 @@ pub struct Parts {
     pub commands: Sender<Command>,
     /// Out of the engine.
     pub events: Receiver<Event>,
+    /// Whether the engine can compute; a part of it may be elsewhere.
+    pub outage: Outage,
 }
 
 /// How serving ended.
@@ -312,6 +316,7 @@ impl Server {
     pub fn serve(&mut self, parts: Parts) -> io::Result<()> {
         let entry = info::entry(&parts.info, &parts.spec);
         *self.shared.model.write() = Some(Arc::new(entry));
+        *self.shared.outage.write() = parts.outage;
         self.shared.metrics.lock().mtp_offer = Some(parts.spec.mtp);
         let caps = parts.model.caps();
         let model: Arc<dyn TextModel> = Arc::from(parts.model);

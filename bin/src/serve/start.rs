@@ -6,10 +6,13 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use engine::clock::Monotonic;
 use engine::engine::{EngineHandle, Settings, StartError};
-use engine::exec::CpuExecutor;
+use engine::exec::{CpuExecutor, ExecOptions};
+use engine::limits::Limits;
 use engine::memory::MemoryError;
 use engine::model::load::Planned;
 use engine::model::{Model, ModelError, MtpStatus};
+use engine::stage::{Agreed, Split};
+use engine::step::Executor;
 use engine_io::gguf::meta::Meta;
 use engine_io::text::{TemplateError, Tokenizer};
 use engine_io::{ModelFile, Package};
@@ -21,7 +24,11 @@ use crate::menu::{self, Menu};
 use crate::open::{BUILT_IN, ModelSource, Opened};
 use crate::serve::gguf_text::GgufText;
 use crate::serve::info::{ModelInfo, SamplingDefaults};
-use crate::serve::{MtpOffer, Parts, SpecConfig, TextModel as _};
+use crate::serve::{MtpOffer, Outage, Parts, SpecConfig, TextModel as _};
+use crate::stage::facts::Facts;
+use crate::stage::flags::address;
+use crate::stage::handshake::Key;
+use crate::stage::link::{self, LinkError, LinkHandle};
 use crate::watch::{self, Watched};
 
 /// Why nothing is served.
@@ -50,6 +57,12 @@ pub enum LoadError {
     /// The engine.
     #[error(transparent)]
     Start(#[from] StartError),
+    /// The other stage of the model.
+    #[error(transparent)]
+    Stage(#[from] LinkError),
+    /// The address of this stage.
+    #[error("{0}")]
+    Listen(std::io::Error),
     /// The operating system gave no thread.
     #[error("the thread that watches the model file could not be started: {0}")]
     Watch(std::io::Error),
@@ -60,16 +73,20 @@ impl LoadError {
     pub fn code(&self) -> u8 {
         match self {
             Self::File(_) | Self::Model(_) | Self::Template { .. } | Self::Unmet(_) => 3,
+            Self::Stage(LinkError::Refused { .. }) => 3,
             Self::Memory(MemoryError::Limits(_)) => 2,
             Self::Memory(MemoryError::System { .. }) | Self::Start(_) | Self::Watch(_) => 1,
+            Self::Stage(LinkError::Thread(_)) | Self::Listen(_) => 1,
         }
     }
 }
 
 /// The files that the flags name.
 pub struct Files {
-    model: ModelFile,
-    draft: Option<ModelFile>,
+    /// The model.
+    pub model: ModelFile,
+    /// Its sidecar.
+    pub draft: Option<ModelFile>,
 }
 
 impl Files {
@@ -117,42 +134,44 @@ pub fn load(args: &ServeArgs, files: Files) -> Result<(Parts, EngineHandle), Loa
     let setting = Setting { repack: load.repack, limits: limits.clone(), options, bounds: args.bounds() };
     admit(args.low.memory_limit.as_ref(), &subject, &setting)?;
     let Opened { file, mut model, tokenizer, pieces } = Opened::load(file, draft, planned, tokenizer, load.repack)?;
-    for warning in file.warnings().iter().chain(&model.config.warnings) {
-        tracing::warn!("{warning}");
-    }
-    for name in &model.unexpected {
-        tracing::warn!(tensor = name, "nothing reads this tensor");
-    }
-    for line in &model.renamed {
-        tracing::warn!("MTP head: {line}");
-    }
-    for line in &model.dropped {
-        tracing::info!("MTP head: left out {line}");
-    }
+    tell(&file, &model);
     let template = |source| LoadError::Template { file: file.name(), source };
     let text = GgufText::new(Arc::clone(&tokenizer)).map_err(template)?;
     let train = model.config.context_train;
     if context > train {
         tracing::warn!(context, train, "the context is longer than the model was made for");
     }
-    let head = draft.map_or_else(|| file.name(), ModelFile::name);
-    if canary::is_mute(CpuExecutor::new(Arc::clone(&model), canary::limits(), options), &tokenizer) {
-        let name = file.name();
-        return Err(LoadError::Unmet(format!(
-            "{name}: the model has no finite logits after any of the built-in texts, so it could never answer: weights \
-             that are NaN or infinite; download or convert it again"
-        )));
-    }
-    let verdict = canary::judge(&mut model, &tokenizer, options, &head, args.low.mtp_force);
-    let executor = CpuExecutor::new(Arc::clone(&model), limits.clone(), options);
+    let outage = Outage::default();
+    let (executor, verdict, status): (Box<dyn Executor>, _, _) = match &args.low.link.peer {
+        None => {
+            let head = draft.map_or_else(|| file.name(), ModelFile::name);
+            if canary::is_mute(CpuExecutor::new(Arc::clone(&model), canary::limits(), options), &tokenizer) {
+                let name = file.name();
+                return Err(LoadError::Unmet(format!(
+                    "{name}: the model has no finite logits after any of the built-in texts, so it could never answer: \
+                     weights that are NaN or infinite; download or convert it again"
+                )));
+            }
+            let verdict = canary::judge(&mut model, &tokenizer, options, &head, args.low.mtp_force);
+            let executor = CpuExecutor::new(Arc::clone(&model), limits.clone(), options);
+            let status = executor.mtp_status().clone();
+            (Box::new(Watched::new(executor, model.files.clone())), verdict, status)
+        }
+        Some(peer) => {
+            let executor = CpuExecutor::new(Arc::clone(&model), limits.clone(), options);
+            let (split, status) = connect(args, peer, &file, executor, (&limits, &options), &outage)?;
+            let verdict = if split.shape().mtp { Verdict::Kept } else { Verdict::Absent };
+            (Box::new(Watched::new(split, model.files.clone())), verdict, status)
+        }
+    };
     // Before anything is logged: where it fails, the error says why there is no block, and that once.
     let (packaged, notes) = file.package().and_then(|p| menu::of_package(&p.manifest)).unzip();
     let menu = args.menu(packaged).map_err(LoadError::Unmet)?;
-    let spec = speculation(args, menu, verdict, executor.mtp_status(), model.config.nextn > 0)?;
+    let spec = speculation(args, menu, verdict, &status, model.config.nextn > 0)?;
     for note in notes.into_iter().flatten() {
         tracing::warn!("the package: {note}");
     }
-    match executor.mtp_status() {
+    match &status {
         // Told already, with the likely causes.
         MtpStatus::Unavailable(_) if verdict == Verdict::Dropped => {}
         // The file says that there is a block: something is wrong with it.
@@ -166,8 +185,7 @@ pub fn load(args: &ServeArgs, files: Files) -> Result<(Parts, EngineHandle), Loa
     let info = describe(args, &file, &model, context, text.vocab());
     let settings = Settings { schedule: args.schedule, cost: None };
     watch::start(model.files.clone()).map_err(LoadError::Watch)?;
-    let executor = Watched::new(executor, model.files.clone());
-    let handle = engine::engine::start(Box::new(executor), &limits, pieces, settings, Box::new(Monotonic::default()))?;
+    let handle = engine::engine::start(executor, &limits, pieces, settings, Box::new(Monotonic::default()))?;
     let parts = Parts {
         model: Box::new(text),
         info,
@@ -175,8 +193,53 @@ pub fn load(args: &ServeArgs, files: Files) -> Result<(Parts, EngineHandle), Loa
         slots: limits.slots,
         commands: handle.commands.clone(),
         events: handle.events.clone(),
+        outage,
     };
     Ok((parts, handle))
+}
+
+/// What people should know of a model that was loaded.
+pub(crate) fn tell(file: &ModelFile, model: &Model) {
+    for warning in file.warnings().iter().chain(&model.config.warnings) {
+        tracing::warn!("{warning}");
+    }
+    for name in &model.unexpected {
+        tracing::warn!(tensor = name, "nothing reads this tensor");
+    }
+    for line in &model.renamed {
+        tracing::warn!("MTP head: {line}");
+    }
+    for line in &model.dropped {
+        tracing::info!("MTP head: left out {line}");
+    }
+}
+
+/// The executor of a first stage, connected to the last at `peer`; waits until that is there.
+fn connect(
+    args: &ServeArgs,
+    peer: &str,
+    file: &ModelFile,
+    local: CpuExecutor,
+    (limits, options): (&Limits, &ExecOptions),
+    outage: &Outage,
+) -> Result<(Split<LinkHandle>, MtpStatus), LoadError> {
+    let flags = &args.low.link;
+    let key = Key::load(flags.stage_key_file.as_deref()).map_err(|e| LoadError::Unmet(e.to_string()))?;
+    let address = address("--peer", peer).map_err(LoadError::Unmet)?;
+    let agreed = Agreed::new(local.model(), limits, local.border_width());
+    let sizes = (agreed.vocab_rows, agreed.border_width);
+    let facts = Facts::new(file, local.model().stage, sizes, limits, options).map_err(ModelError::from)?;
+    let settings = link::Settings { address, key, facts, most: agreed.body_bytes(), timeout: flags.timeout() };
+    tracing::info!(stage = %local.model().stage, %address, "waiting for the other stage");
+    let (handle, accepted) = link::start(settings, outage.clone())?;
+    let status = match accepted.shape.mtp {
+        true => {
+            tracing::info!("whether the MTP block fits the model is not checked where the model is split");
+            MtpStatus::Own
+        }
+        false => MtpStatus::Unavailable(accepted.mtp.clone()),
+    };
+    Ok((Split::new(local, handle, agreed, &accepted.shape), status))
 }
 
 /// What requests may draft with, and do by default. `announced`: the model's metadata speak of a block.
@@ -212,7 +275,7 @@ fn speculation(
 }
 
 /// Whether the memory that is needed is within the limit, and can be had.
-fn admit(limit: Option<&SizeFlag>, subject: &Subject<'_>, setting: &Setting) -> Result<(), LoadError> {
+pub(crate) fn admit(limit: Option<&SizeFlag>, subject: &Subject<'_>, setting: &Setting) -> Result<(), LoadError> {
     let planned = memory::plan(subject, setting).map_err(MemoryError::from)?;
     let bytes = planned.peak();
     if let Some(SizeFlag { typed, bytes: most }) = limit.filter(|most| bytes > most.bytes) {

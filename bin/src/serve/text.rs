@@ -247,6 +247,10 @@ impl Text {
     }
 
     fn start(&mut self, exchange: Exchange, received: Instant, session: Option<String>, ready: Ready) {
+        let outage = self.shared.outage.read().why();
+        if let Some(why) = outage {
+            return self.reply(exchange, Reply::from(&ApiError::stage_unavailable(&why)));
+        }
         let n_ctx = self.reader.info.n_ctx;
         if let Some(prompt) = ready.prompts.iter().find(|p| p.len() >= n_ctx) {
             let error = ApiError::context_length(prompt.len(), n_ctx, ready.prompt_param);

@@ -13,8 +13,8 @@ use engine::api::{
 use engine::ids::{RequestId, Slot, Ticket, TokenId};
 use engine_bin::menu::Menu;
 use engine_bin::serve::{
-    Bounds, Caps, Config, Conversation, Exit, ModelInfo, MtpOffer, Parts, RenderError, Rendered, SamplingDefaults,
-    Server, SpecConfig, TextModel,
+    Bounds, Caps, Config, Conversation, Exit, ModelInfo, MtpOffer, Outage, Parts, RenderError, Rendered,
+    SamplingDefaults, Server, SpecConfig, TextModel,
 };
 use serde_json::Value;
 use std::sync::{Condvar, Mutex};
@@ -354,7 +354,7 @@ pub fn parts(commands: Sender<Command>, events: Receiver<Event>) -> Parts {
         sampling: SamplingDefaults::default(),
     };
     let spec = SpecConfig { default: SPECULATION, menu: Menu::of(SPECULATION), mtp: MtpOffer::Absent };
-    Parts { model: Box::new(Toy), info, spec, slots: 4, commands, events }
+    Parts { model: Box::new(Toy), info, spec, slots: 4, commands, events, outage: Outage::default() }
 }
 
 /// The simplest body.

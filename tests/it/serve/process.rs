@@ -57,7 +57,7 @@ impl Running {
         Self { address: address.parse().unwrap(), child }
     }
 
-    fn signal(&self, name: &str) {
+    pub fn signal(&self, name: &str) {
         let status = Command::new("kill").arg(name).arg(self.child.id().to_string()).status().unwrap();
         assert!(status.success() || name != "-HUP");
     }

@@ -1,7 +1,9 @@
 //! A model split into two stages commits what it commits in one process.
 
+mod files;
 mod loopback;
 mod loss;
+mod process;
 mod range;
 mod wire;
 

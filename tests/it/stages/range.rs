@@ -2,12 +2,13 @@
 
 use engine::exec::CpuExecutor;
 use engine::ids::CheckpointId;
+use engine::stage::whole_shape;
 use engine::step::{Executor, Shape, Step, StepResult};
-use engine_tests::drive::{Cell, Subject, run, run_on};
+use engine_tests::drive::{Cell, executor, run, run_on};
 
 use super::{machine, subjects};
 
-struct Halves {
+pub struct Halves {
     first: CpuExecutor,
     last: CpuExecutor,
     shape: Shape,
@@ -29,10 +30,11 @@ impl Executor for Halves {
     }
 }
 
-fn halves(subject: &Subject, cell: &Cell, split: u32) -> Halves {
-    let (first, last) = (machine(subject, cell, 0, split), machine(subject, cell, 1, split));
-    let shape = Shape { recurrent: first.shape().recurrent || last.shape().recurrent, ..last.shape().clone() };
-    Halves { first, last, shape }
+impl Halves {
+    pub fn new(first: CpuExecutor, last: CpuExecutor) -> Self {
+        let shape = whole_shape(first.shape(), last.shape());
+        Self { first, last, shape }
+    }
 }
 
 #[test]
@@ -43,7 +45,14 @@ fn a_model_cut_at_any_border_gives_the_same_bits() {
         for cell in [Cell::reference(0.0), window] {
             let want = run(&subject, &cell);
             for split in 1..subject.trunk() {
-                let got = run_on(&subject, &cell, Box::new(halves(&subject, &cell, split)));
+                let halves = Halves::new(machine(&subject, &cell, 0, split), machine(&subject, &cell, 1, split));
+                assert_eq!(
+                    halves.shape(),
+                    executor(&subject, &cell, 0).shape(),
+                    "{}: as the Ledger sees it",
+                    subject.name
+                );
+                let got = run_on(&subject, &cell, Box::new(halves));
                 for (i, (got, want)) in got.iter().zip(&want).enumerate() {
                     let at = format!("{}: prompt {i} of a model cut at {split} under {cell:?}", subject.name);
                     assert_eq!(got.tokens, want.tokens, "{at}");

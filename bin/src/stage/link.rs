@@ -1,0 +1,382 @@
+//! The first stage's end: a thread that owns the socket, and the handle by which the executor speaks through it.
+//!
+//! The thread connects, checks the peer, and serves one exchange at a time. When the connection fails it says so to
+//! everybody who asks, and connects again, less and less often. What the executor waits for always comes: a reply, or word
+//! that the session is over.
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crossbeam::channel::{self, Receiver, Sender, TryRecvError};
+use engine::stage::wire::{self, Kind, WireError};
+use engine::stage::{Link, LinkLost};
+use mio::Waker;
+use parking_lot::Mutex;
+
+use super::conn::{Conn, ConnError, Ear, Frame};
+use super::facts::Facts;
+use super::handshake::{self, Accepted, BODY_BYTES, FIRST, Key, LAST};
+use crate::serve::Outage;
+
+/// Between two pings of a connection that nothing else uses.
+const PING: Duration = Duration::from_millis(500);
+/// For each message of a handshake.
+const HANDSHAKE_TIME: Duration = Duration::from_secs(10);
+/// Between two attempts to connect: the first, and the longest.
+const BACKOFF: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
+
+/// What the first stage needs of its peer.
+pub struct Settings {
+    /// Where it listens.
+    pub address: SocketAddr,
+    /// What it must have.
+    pub key: Key,
+    /// What it must share.
+    pub facts: Facts,
+    /// Bytes of the longest message.
+    pub most: usize,
+    /// The longest that it may take for an answer.
+    pub timeout: Duration,
+}
+
+enum Job {
+    Request { session: u64, sequence: u64, frame: Vec<u8> },
+    Reject { session: u64, reason: String },
+}
+
+/// The answer to the request of this number; `None`: the session is over.
+struct Done {
+    sequence: u64,
+    reply: Option<Frame>,
+}
+
+/// The executor's end.
+pub struct LinkHandle {
+    session: Arc<Mutex<Option<u64>>>,
+    jobs: Sender<Job>,
+    done: Receiver<Done>,
+    waker: Arc<Waker>,
+    timeout: Duration,
+    sequence: u64,
+}
+
+impl LinkHandle {
+    fn send(&self, job: Job) -> Result<(), LinkLost> {
+        self.jobs.send_timeout(job, self.timeout).map_err(|_| LinkLost)?;
+        self.waker.wake().map_err(|_| LinkLost)
+    }
+}
+
+impl Link for LinkHandle {
+    fn session(&self) -> Option<u64> {
+        *self.session.lock()
+    }
+
+    fn exchange(&mut self, session: u64, request: &[u8], reply: &mut Vec<u8>) -> Result<(), LinkLost> {
+        self.sequence += 1;
+        let sequence = self.sequence;
+        let mut frame = Vec::with_capacity(request.len() + wire::HEADER_BYTES);
+        wire::frame(&mut frame, Kind::Request, sequence, |body| body.extend_from_slice(request));
+        self.send(Job::Request { session, sequence, frame })?;
+        // Sending and receiving each have their time; the thread keeps both, and this is the guard behind it.
+        let deadline = Instant::now() + 3 * self.timeout + HANDSHAKE_TIME;
+        loop {
+            let done = self.done.recv_deadline(deadline).map_err(|_| LinkLost)?;
+            if done.sequence == sequence {
+                let frame = done.reply.ok_or(LinkLost)?;
+                reply.clear();
+                reply.extend_from_slice(frame.body());
+                return Ok(());
+            }
+        }
+    }
+
+    fn reject(&mut self, session: u64, reason: &str) {
+        // If nobody takes it, the session is over already.
+        let _ = self.send(Job::Reject { session, reason: reason.to_owned() });
+    }
+}
+
+/// Why there is no peer to start with.
+#[derive(Debug, thiserror::Error)]
+pub enum LinkError {
+    /// The system gave no thread or poll.
+    #[error("the thread of the other stage could not be started: {0}")]
+    Thread(#[from] io::Error),
+    /// The peer does not belong here.
+    #[error("the other stage at {address}: {reason}")]
+    Refused {
+        /// Where it listens.
+        address: SocketAddr,
+        /// What is wrong, and what to do.
+        reason: String,
+    },
+}
+
+/// Starts the thread and waits for the first connection, however long it takes; `outage` tells from then on whether the
+/// peer is there.
+///
+/// # Errors
+/// [`LinkError`]; a peer that is merely not there yet is none.
+pub fn start(settings: Settings, outage: Outage) -> Result<(LinkHandle, Accepted), LinkError> {
+    let ear = Ear::new()?;
+    let waker = ear.waker();
+    let session = Arc::new(Mutex::new(None));
+    let (jobs, take_jobs) = channel::bounded(1);
+    let (send_done, done) = channel::bounded(4);
+    let (first, accepted) = channel::bounded(1);
+    let (address, timeout) = (settings.address, settings.timeout);
+    let thread = LinkThread {
+        settings,
+        ear,
+        session: Arc::clone(&session),
+        outage,
+        mail: Mail { jobs: take_jobs, done: send_done, session: None, waiting: None },
+        known: None,
+        first: Some(first),
+    };
+    thread::Builder::new().name("link".to_owned()).spawn(move || thread.run())?;
+    match accepted.recv() {
+        Ok(Ok(accepted)) => Ok((LinkHandle { session, jobs, done, waker, timeout, sequence: 0 }, accepted)),
+        Ok(Err(reason)) => Err(LinkError::Refused { address, reason }),
+        Err(_) => Err(LinkError::Thread(io::Error::other("it has ended"))),
+    }
+}
+
+/// Jobs, and what becomes of those of sessions that are over.
+struct Mail {
+    jobs: Receiver<Job>,
+    done: Sender<Done>,
+    session: Option<u64>,
+    waiting: Option<(u64, Vec<u8>)>,
+}
+
+impl Mail {
+    /// Looks for jobs. Those of another session are answered at once.
+    fn look(&mut self) -> Result<(), ConnError> {
+        loop {
+            match self.jobs.try_recv() {
+                Ok(Job::Request { session, sequence, frame }) if Some(session) == self.session => {
+                    self.waiting = Some((sequence, frame));
+                }
+                Ok(Job::Request { sequence, .. }) => self.answer(sequence, None),
+                Ok(Job::Reject { session, reason }) if Some(session) == self.session => {
+                    return Err(WireError::bad("a reply", reason).into());
+                }
+                Ok(Job::Reject { .. }) => {}
+                Err(TryRecvError::Empty) => return Ok(()),
+                Err(TryRecvError::Disconnected) => return Err(ConnError::Stopped),
+            }
+        }
+    }
+
+    fn answer(&self, sequence: u64, reply: Option<Frame>) {
+        // Nobody waits any more where the channel is full or closed.
+        let _ = self.done.try_send(Done { sequence, reply });
+    }
+}
+
+struct LinkThread {
+    settings: Settings,
+    ear: Ear,
+    session: Arc<Mutex<Option<u64>>>,
+    outage: Outage,
+    mail: Mail,
+    /// What the peer was when it was first accepted: the Ledger was built for it.
+    known: Option<Accepted>,
+    first: Option<Sender<Result<Accepted, String>>>,
+}
+
+impl LinkThread {
+    fn run(mut self) {
+        let mut backoff = BACKOFF.0;
+        let mut sessions = 0;
+        loop {
+            let error = match self.connect() {
+                Ok((conn, accepted)) => {
+                    backoff = BACKOFF.0;
+                    sessions += 1;
+                    self.begin(sessions, accepted);
+                    let error = self.serve(conn);
+                    self.end(&error);
+                    error
+                }
+                Err(error) => {
+                    if self.report(&error) {
+                        return;
+                    }
+                    error
+                }
+            };
+            if matches!(error, ConnError::Stopped) {
+                return;
+            }
+            let until = Instant::now() + backoff;
+            backoff = (2 * backoff).min(BACKOFF.1);
+            while Instant::now() < until {
+                if self.ear.wait(until).is_err() || matches!(self.mail.look(), Err(ConnError::Stopped)) {
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Says why there is no connection; whether that is the end.
+    fn report(&mut self, error: &ConnError) -> bool {
+        let why = error.to_string();
+        if self.outage.set(&why) {
+            tracing::warn!(peer = %self.settings.address, why, "no connection to the other stage; trying again");
+        }
+        match (error.is_refusal(), self.first.take()) {
+            (true, Some(first)) => {
+                let _ = first.send(Err(why));
+                true
+            }
+            (_, first) => {
+                self.first = first;
+                false
+            }
+        }
+    }
+
+    fn begin(&mut self, session: u64, accepted: Accepted) {
+        tracing::info!(peer = %self.settings.address, session, stage = %accepted.facts.stage, "connected to the other stage");
+        self.known.get_or_insert_with(|| accepted.clone());
+        self.mail.session = Some(session);
+        *self.session.lock() = Some(session);
+        self.outage.clear();
+        if let Some(first) = self.first.take() {
+            let _ = first.send(Ok(accepted));
+        }
+    }
+
+    fn end(&mut self, error: &ConnError) {
+        let why = error.to_string();
+        tracing::warn!(peer = %self.settings.address, why, "the connection to the other stage is lost");
+        self.outage.set(&why);
+        *self.session.lock() = None;
+        self.mail.session = None;
+        if let Some((sequence, _)) = self.mail.waiting.take() {
+            self.mail.answer(sequence, None);
+        }
+    }
+
+    /// Connects and checks the peer.
+    fn connect(&mut self) -> Result<(Conn, Accepted), ConnError> {
+        let Self { settings, ear, mail, known, .. } = self;
+        let Settings { address, key, facts, most, .. } = settings;
+        let mut conn = Conn::open(*address, ear, BODY_BYTES, HANDSHAKE_TIME, || mail.look())?;
+        let mine = handshake::nonce()?;
+        let mut out = Vec::new();
+        wire::frame(&mut out, Kind::Hello, 0, |body| handshake::put_greeting(body, &mine, key.is_some(), None));
+        conn.send(&out, ear, HANDSHAKE_TIME, || mail.look())?;
+        let frame = conn.expect(Kind::Challenge, "Challenge", ear, HANDSHAKE_TIME, || mail.look())?;
+        let (theirs, keyed, proof) = handshake::take_challenge(frame.body())?;
+        let refusal = match key.agrees(keyed, "stage 0", "stage 1") {
+            Err(reason) => Some(reason),
+            Ok(()) if !key.check(LAST, &mine, &theirs, &proof) => {
+                Some(String::from("stage 1 has another key; give both the same --stage-key-file"))
+            }
+            Ok(()) => None,
+        };
+        if let Some(reason) = refusal {
+            return Err(refuse(&mut conn, ear, reason));
+        }
+        let proof = key.proof(FIRST, &mine, &theirs);
+        wire::frame(&mut out, Kind::Offer, 0, |body| handshake::put_offer(body, &proof, facts));
+        conn.send(&out, ear, HANDSHAKE_TIME, || mail.look())?;
+        let frame = conn.expect(Kind::Accept, "Accept", ear, HANDSHAKE_TIME, || mail.look())?;
+        let accepted = Accepted::take(frame.body())?;
+        if let Err(reason) = facts.fits(&accepted.facts) {
+            return Err(refuse(&mut conn, ear, reason));
+        }
+        if known.as_ref().is_some_and(|known| known.shape != accepted.shape) {
+            let reason = String::from(
+                "stage 1 has come back with another MTP block than before (or without it); start it as it was, or restart \
+                 stage 0 too",
+            );
+            return Err(refuse(&mut conn, ear, reason));
+        }
+        conn.most = *most;
+        Ok((conn, accepted))
+    }
+
+    /// Serves exchanges until the connection fails.
+    fn serve(&mut self, mut conn: Conn) -> ConnError {
+        match self.exchanges(&mut conn) {
+            Ok(never) => match never {},
+            Err(error) => error,
+        }
+    }
+
+    fn exchanges(&mut self, conn: &mut Conn) -> Result<std::convert::Infallible, ConnError> {
+        let timeout = self.settings.timeout;
+        let mut ping = Vec::new();
+        wire::frame(&mut ping, Kind::Ping, 0, |_| {});
+        let mut next_ping = Instant::now() + PING;
+        let mut pinged: Option<Instant> = None;
+        loop {
+            self.mail.look()?;
+            if let Some((sequence, frame)) = &self.mail.waiting {
+                // Jobs of this session are one at a time, and nobody may stop in the middle of a frame.
+                conn.send(frame, &mut self.ear, timeout, || Ok(()))?;
+                let sequence = *sequence;
+                let reply = loop {
+                    let frame = conn.receive(&mut self.ear, timeout, || Ok(()))?;
+                    match frame.header.kind {
+                        Kind::Reply if frame.header.sequence == sequence => break frame,
+                        Kind::Reply => {
+                            let found = frame.header.sequence;
+                            return Err(WireError::Sequence { found, expected: sequence }.into());
+                        }
+                        kind => heard(kind, &mut pinged, &self.outage)?,
+                    }
+                };
+                self.mail.waiting = None;
+                self.mail.answer(sequence, Some(reply));
+                next_ping = Instant::now() + PING;
+                continue;
+            }
+            while let Some(frame) = conn.read()? {
+                heard(frame.header.kind, &mut pinged, &self.outage)?;
+            }
+            let now = Instant::now();
+            if pinged.is_some_and(|at| at + timeout <= now) {
+                return Err(ConnError::Late { what: "answered", after: timeout });
+            }
+            if next_ping <= now {
+                if pinged.is_none() {
+                    conn.send(&ping, &mut self.ear, timeout, || Ok(()))?;
+                    pinged = Some(now);
+                }
+                next_ping = now + PING;
+            }
+            self.ear.wait(next_ping)?;
+        }
+    }
+}
+
+/// A frame that is no reply.
+fn heard(kind: Kind, pinged: &mut Option<Instant>, outage: &Outage) -> Result<(), ConnError> {
+    match kind {
+        Kind::Pong => *pinged = None,
+        Kind::Closing => {
+            tracing::info!("the other stage ends as soon as nothing runs");
+            outage.set("it is shutting down");
+        }
+        found => return Err(WireError::Unexpected { found, expected: "Reply" }.into()),
+    }
+    Ok(())
+}
+
+/// Tells the peer why, as far as it listens, and makes an error of it.
+fn refuse(conn: &mut Conn, ear: &mut Ear, reason: String) -> ConnError {
+    let mut out = Vec::new();
+    wire::frame(&mut out, Kind::Refuse, 0, |body| handshake::put_reason(body, &reason));
+    // The connection ends anyway.
+    let _ = conn.send(&out, ear, Duration::from_secs(1), || Ok(()));
+    ConnError::Refused(reason)
+}
