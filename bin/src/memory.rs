@@ -77,7 +77,7 @@ fn plan_as(subject: &Subject<'_>, setting: &Setting, mapped: bool) -> Result<Mem
     }
     let metadata = file.heap_bytes() + draft.map_or(0, ModelFile::heap_bytes);
     memory.parts.push(Part::loading("metadata", metadata));
-    if let Some(tokenizer) = tokenizer {
+    if let Some(tokenizer) = tokenizer.filter(|_| stage.is_first()) {
         memory.parts.extend([
             Part::memory("tokenizer", tokenizer.heap_bytes()),
             Part::loading("checks of the tokenizer", tokenizer.checking_bytes()),

@@ -37,12 +37,15 @@ pub fn machine(subject: &Subject, cell: &Cell, index: u32, split: u32) -> CpuExe
     CpuExecutor::new(Arc::new(subject.stage(index, split)), cell.limits(), options)
 }
 
+/// Bodies of requests and of their replies.
+pub type Bodies = Vec<(Vec<u8>, Vec<u8>)>;
+
 /// What a link in memory saw, and what it shall do.
 pub struct Wire {
     pub last: LastStage,
     pub session: Option<u64>,
     /// Bodies of requests and replies, where they are wanted.
-    pub record: Option<Vec<(Vec<u8>, Vec<u8>)>>,
+    pub record: Option<Bodies>,
     /// Exchanges so far.
     pub exchanges: usize,
     /// The session ends at this exchange: before the request arrives, or with its reply on the way.

@@ -198,9 +198,9 @@ fn a_first_stage_that_dies_leaves_the_last_to_the_next() {
 #[test]
 fn a_peer_that_stalls_counts_as_gone() {
     let last = Last::start(&[]);
-    let staged = first(&last, &["--stage-timeout", "1"]);
+    let staged = first(&last, &["--stage-timeout", "2"]);
     let short = body(PROMPT, "mtp-suffix", 24);
-    let want = told(&ask(staged.address, "/v1/completions", &short));
+    let want = told(&ask_until_answered(staged.address, &short));
     last.signal("-STOP");
     let answer = ask(staged.address, "/v1/completions", &short);
     last.signal("-CONT");
@@ -215,6 +215,21 @@ fn a_peer_that_stalls_counts_as_gone() {
     }
     last.signal("-CONT");
     assert_eq!(told(&ask_until_answered(staged.address, &short)), want);
+}
+
+#[test]
+fn a_first_stage_that_stalls_makes_room_for_the_next() {
+    let last = Last::start(&["--stage-timeout", "2"]);
+    let stalled = first(&last, &[]);
+    let short = body(PROMPT, "mtp-suffix", 24);
+    let want = told(&ask_until_answered(stalled.address, &short));
+    stalled.signal("-STOP");
+    let next = first(&last, &[]);
+    assert_eq!(told(&ask_until_answered(next.address, &short)), want);
+    drop(next);
+    // The one that stalled finds its place taken by nobody, and connects again.
+    stalled.signal("-CONT");
+    assert_eq!(told(&ask_until_answered(stalled.address, &short)), want);
 }
 
 #[test]

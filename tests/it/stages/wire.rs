@@ -7,10 +7,10 @@ use engine::stage::{Agreed, LastStage};
 use engine::step::{Executor as _, Step};
 use engine_tests::drive::{Cell, Subject, run_on};
 
-use super::{machine, staged};
+use super::{Bodies, machine, staged};
 
 /// Requests and replies of a run with windows, prefill, penalties and several requests at once.
-fn recorded() -> (Vec<(Vec<u8>, Vec<u8>)>, Agreed) {
+fn recorded() -> (Bodies, Agreed) {
     let mut subject = Subject::built_in();
     subject.max_tokens = 6;
     let cell = Cell { strategy: Strategy::MtpSuffix, window: 5, parallel: 2, chunk: 7, ..Cell::reference(0.8) };
