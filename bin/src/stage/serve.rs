@@ -83,7 +83,7 @@ impl StageServer {
         let Files { model: file, draft } = files;
         let draft = draft.as_ref();
         let planned = Planned::new(&file, draft, load)?;
-        let limits = size.limits(size.context(planned.config.context_train));
+        let limits = size.limits(size.context(planned.config.context_train), file.package());
         let options = size.exec_options();
         let subject =
             Subject { file: &file, built_in: args.low.model.is_none(), draft, planned: &planned, tokenizer: None };

@@ -42,7 +42,7 @@ fn loaded(file: &ModelFile) -> Arc<Model> {
 }
 
 fn verified(out: &Path) {
-    let report = verify(out.as_ref(), true).unwrap_or_else(|error| panic!("{error}"));
+    let report = verify(out, true).unwrap_or_else(|error| panic!("{error}"));
     assert_eq!(report.faults, Vec::<String>::new());
     assert!(report.compared > 0);
 }
