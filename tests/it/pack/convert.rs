@@ -11,12 +11,17 @@ use engine::model::{Config, Model, MtpStatus};
 use engine_bin::bench::single::Want;
 use engine_bin::pack::PackError;
 use engine_bin::pack::convert_head::{Report, convert};
+use engine_bin::pack::graft::graft;
+use engine_bin::pack::verify_set::verify;
+use engine_io::digest::Sha256;
 use engine_io::gguf::write::Layout;
 use engine_io::gguf::{Meta, Value};
+use engine_io::provenance::{FILE_NAME, FileEntry, Provenance, Role};
 use engine_io::{ModelFile, TensorType};
 use engine_tests::fixtures::fixture;
 
 use super::checkpoints::{Case, Head, Source, cases, file, write};
+use super::files::flags;
 use crate::forward::{exact, open, single};
 use crate::refusals::tiny;
 use crate::serve::process::program;
@@ -67,6 +72,32 @@ fn heads_of_checkpoints_come_back() {
         assert_eq!(named(head.meta()), named(&case.merged.meta), "{what}");
         let trunk = open(&dir.path().join("trunk.gguf"));
         assert_eq!(drafts(&trunk, Some(&head)), drafts(&case.merged.file(), None), "{what}");
+    }
+}
+
+/// `graft` takes a checkpoint as it takes its head, and the record names the checkpoint's files.
+#[test]
+fn a_checkpoint_is_grafted_in_one_go() {
+    for case in cases() {
+        let dir = tempfile::tempdir().unwrap();
+        let (_, head) = converted(dir.path(), &case, &case.head).unwrap();
+        let out = dir.path().join("set");
+        graft(&flags(&dir.path().join("trunk.gguf"), &dir.path().join("hf"), &out))
+            .unwrap_or_else(|error| panic!("{}: {error}", case.name));
+        assert_eq!(verify(&out, true).unwrap().faults, Vec::<String>::new(), "{}", case.name);
+        let set = open(&out);
+        for t in head.tensors() {
+            let found = set.tensor(&t.name).unwrap_or_else(|| panic!("{}: {}", case.name, t.name));
+            assert!(*set.data(found) == *head.data(t), "{}: values of {}", case.name, t.name);
+        }
+        let record = Provenance::read(&out.join(FILE_NAME)).unwrap();
+        let steps: Vec<&str> = record.steps.iter().map(|step| step.id.as_str()).collect();
+        assert_eq!(steps, ["convert-head", "graft"]);
+        let source = record.sources.iter().find(|s| s.role == Role::MtpHead).unwrap();
+        let (sha256, byte_size) = Sha256::of_file(&dir.path().join("hf/model.safetensors"), |_| {}).unwrap();
+        assert_eq!(source.files, [FileEntry { path: "model.safetensors".into(), byte_size, sha256: Some(sha256) }]);
+        let left: Vec<_> = fs::read_dir(dir.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        assert!(left.iter().all(|name| !name.as_encoded_bytes().starts_with(b".")), "{left:?}");
     }
 }
 

@@ -16,7 +16,9 @@ use engine::model::graft::{self, GraftPlan};
 use engine_io::compat::Dialect;
 use engine_io::{ModelFile, OpenOptions};
 use serde::Serialize;
+use tempfile::TempDir;
 
+use super::convert_head;
 use super::error::PackError;
 use super::output::{self, Output};
 use super::progress::Progress;
@@ -31,7 +33,8 @@ pub struct GraftFlags {
     /// The model without a head: a GGUF file, any shard of a split one, or a directory that holds one.
     #[arg(long)]
     pub target: PathBuf,
-    /// The head: a GGUF file with one NextN block, alone or in a whole model.
+    /// The head: a GGUF file with one NextN block, alone or in a whole model, or a checkpoint (safetensors), which is
+    /// converted to a file beside the output first.
     #[arg(long)]
     pub head: PathBuf,
     /// Directory to be made.
@@ -165,11 +168,11 @@ pub struct Key {
 pub fn graft(flags: &GraftFlags) -> Result<Report, PackError> {
     let options = OpenOptions::default();
     let target = ModelFile::open(&flags.target, options)?;
-    let head = open_head(&flags.head)?;
-    let plan =
-        graft::plan(&target, &head, flags.dialect.dialect()).map_err(|error| PackError::Refused(error.to_string()))?;
     output::vacant(&flags.out)?;
-    let set = write::Set::new(&target, &head, &plan, flags.rewrite_all)?;
+    let Head { file: head, converted, .. } = &Head::open(flags, &target)?;
+    let plan =
+        graft::plan(&target, head, flags.dialect.dialect()).map_err(|error| PackError::Refused(error.to_string()))?;
+    let set = write::Set::new(&target, head, &plan, flags.rewrite_all)?;
     let mut notices = place::check(&set.placed(), output::parent(&flags.out), flags.link)?;
     let written = set.bytes_written(flags.link);
     let mut report = report(flags, &plan, &set, written);
@@ -189,14 +192,17 @@ pub fn graft(flags: &GraftFlags) -> Result<Report, PackError> {
     let written = ModelFile::open(output.path().join(&done.shards[0].name), options)?;
     let total = check::bytes_to_read(&written, &done, flags.verify);
     let progress = Progress::bytes("comparing", total, flags.json);
-    let sources = check::Sources { target: &target, head: &head, plan: &plan };
+    let sources = check::Sources { target: &target, head, plan: &plan };
     let digests = check::compare(&written, &sources, &done, flags.verify, &progress)?;
     drop(progress);
     for moved in &mut report.tensors {
         moved.sha256 = digests.tensors.get(&moved.name).map(ToString::to_string);
     }
     report.unread = digests.unread.clone();
-    let record = record::record(flags, &sources, &set, &done, &digests, &written)?;
+    let mut record = record::record(flags, &sources, &set, &done, &digests, &written)?;
+    if let Some(converted) = converted {
+        record::from_checkpoint(&mut record, converted)?;
+    }
     let faults =
         record.check().0.into_iter().chain(record.check_tensors(written.tensors().iter().map(|t| t.name.as_str())).0);
     if let Some(fault) = faults.into_iter().next() {
@@ -221,12 +227,42 @@ pub fn open_head(path: &Path) -> Result<ModelFile, PackError> {
              quantised again and whose indexer is gone; use the head as it was published",
         );
     }
-    let is_safetensors = |p: &Path| p.extension().is_some_and(|e| e == "safetensors");
-    let inside = path.is_dir() && std::fs::read_dir(path).is_ok_and(|d| d.flatten().any(|e| is_safetensors(&e.path())));
-    if is_safetensors(path) || inside {
+    if is_checkpoint(path) {
         return refused("holds safetensors; make a GGUF head of it first: engine-pack convert-head");
     }
     Ok(ModelFile::open(path, OpenOptions::default())?)
+}
+
+/// Whether a path is that of a checkpoint.
+fn is_checkpoint(path: &Path) -> bool {
+    let is_safetensors = |p: &Path| p.extension().is_some_and(|e| e == "safetensors");
+    is_safetensors(path)
+        || path.is_dir() && std::fs::read_dir(path).is_ok_and(|d| d.flatten().any(|e| is_safetensors(&e.path())))
+}
+
+/// What `--head` names, as a GGUF file.
+struct Head {
+    file: ModelFile,
+    /// How it was made of a checkpoint.
+    converted: Option<convert_head::Report>,
+    /// Where that file is, until this is dropped.
+    _place: Option<TempDir>,
+}
+
+impl Head {
+    /// Opens it; a checkpoint is converted beside the output, where there must be room for the head in any case.
+    fn open(flags: &GraftFlags, target: &ModelFile) -> Result<Self, PackError> {
+        if !is_checkpoint(&flags.head) {
+            return Ok(Self { file: open_head(&flags.head)?, converted: None, _place: None });
+        }
+        let beside = output::parent(&flags.out);
+        let place = tempfile::Builder::new().prefix(".engine-pack-head-").tempdir_in(beside);
+        let place = place.map_err(PackError::output(beside, "create a temporary directory in"))?;
+        let path = place.path().join("mtp-head.gguf");
+        let converted = convert_head::convert(&flags.head, target, &path, flags.json)?;
+        let file = ModelFile::open(&path, OpenOptions::default())?;
+        Ok(Self { file, converted: Some(converted), _place: Some(place) })
+    }
 }
 
 fn report(flags: &GraftFlags, plan: &GraftPlan, set: &write::Set<'_>, bytes_written: u64) -> Report {

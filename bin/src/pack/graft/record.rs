@@ -16,6 +16,7 @@ use serde_json::{Map, Value, json};
 use super::GraftFlags;
 use super::check::{Digests, Sources};
 use super::write::{Done, Set};
+use crate::pack::convert_head::Report;
 use crate::pack::error::PackError;
 
 /// Writes down what was done.
@@ -97,6 +98,65 @@ pub fn record(
         },
         generation_recipe: None,
     })
+}
+
+/// Says that the head was made of a checkpoint: its files are the source, and their conversion is the first step.
+///
+/// # Errors
+/// [`PackError`]: a file of the checkpoint cannot be read again.
+pub fn from_checkpoint(record: &mut Provenance, converted: &Report) -> Result<(), PackError> {
+    let mut tree = String::new();
+    let mut files = Vec::with_capacity(converted.files.len());
+    for path in &converted.files {
+        let (sha256, byte_size) = Sha256::of_file(Path::new(path), |_| {})?;
+        tree.push_str(&format!("{sha256}\n"));
+        let path = Path::new(path).file_name().unwrap_or_default().to_string_lossy().into_owned();
+        files.push(FileEntry { path, byte_size, sha256: Some(sha256) });
+    }
+    let published = converted.files.first().and_then(|path| Published::of(Path::new(path)));
+    let (repo, revision) = match published {
+        Some(Published { repo, revision }) => (repo, revision),
+        None => (converted.source.clone(), Sha256::of(tree.as_bytes()).to_string()),
+    };
+    let head = record.sources.iter_mut().find(|s| s.role == Role::MtpHead).expect("a graft has a head");
+    let id = head.id.clone();
+    *head = Source { repo, revision, container: Some(Container::Safetensors), declares: None, files, ..head.clone() };
+    let rules = converted.tensors.iter().map(|t| TensorRule {
+        pattern: t.from.join(" .. "),
+        action: RuleAction::Convert,
+        to: Some(t.name.clone()),
+        from_type: None,
+        to_type: Some(t.r#type.to_owned()),
+        reason: Some(t.step.to_owned()),
+        count: t.parts as u64,
+    });
+    let dropped = converted.dropped.iter().map(|d| TensorRule {
+        pattern: d.name.clone(),
+        action: RuleAction::Drop,
+        to: None,
+        from_type: None,
+        to_type: None,
+        reason: Some(d.reason.to_owned()),
+        count: 1,
+    });
+    let step = Step {
+        id: "convert-head".into(),
+        tool: record.tools[0].id.clone(),
+        op: Op::Convert,
+        inputs: vec![id.clone()],
+        params: None,
+        kv_changes: Vec::new(),
+        tensor_rules: rules.chain(dropped).collect(),
+        outputs: Vec::new(),
+    };
+    for input in record.steps.iter_mut().flat_map(|s| &mut s.inputs).filter(|input| **input == id) {
+        *input = step.id.clone();
+    }
+    record.steps.insert(0, step);
+    for origin in record.tensor_origins.iter_mut().filter(|o| o.source == id) {
+        origin.transform = Transform::Converted;
+    }
+    Ok(())
 }
 
 /// What the schema has no field for.
