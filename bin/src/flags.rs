@@ -191,8 +191,8 @@ impl SizeFlags {
 #[derive(Clone, Debug, Parser)]
 #[command(name = "engine-serve", version, about = "Serves a model over HTTP with speculative decoding.")]
 pub struct LowArgs {
-    /// A GGUF file, any shard of a split one, a directory that holds one, or a layer package. Without it the built-in
-    /// model is served.
+    /// A GGUF file, any shard of a split one, a directory that holds one, a layer package, or hf:ORG/NAME[:QUANT] of a hub,
+    /// fetched if the cache lacks it. Without it the built-in model is served.
     #[arg(long, short = 'm', value_name = "PATH")]
     pub model: Option<PathBuf>,
     /// Who drafts where a request does not say.

@@ -4,6 +4,7 @@ pub mod bench;
 pub mod canary;
 pub mod embed;
 pub mod flags;
+pub mod hub;
 pub mod memory;
 pub mod menu;
 pub mod open;

@@ -91,7 +91,7 @@ impl ConventionFlags {
 /// Flags that every measuring verb has.
 #[derive(Clone, Debug, Args)]
 pub struct RunFlags {
-    /// A GGUF file, any shard of a split one, a directory that holds one, or a layer package.
+    /// A GGUF file, any shard of a split one, a directory that holds one, a layer package, or hf:ORG/NAME[:QUANT] of a hub.
     #[arg(long, value_name = "PATH")]
     pub model: PathBuf,
     /// An MTP sidecar.

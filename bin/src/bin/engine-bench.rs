@@ -8,9 +8,11 @@ use clap::{Parser, Subcommand};
 use engine::memory::MemoryError;
 use engine::model::MtpStatus;
 use engine_bin::bench::eval::{self, EvalFlags};
+use engine_bin::bench::options::RunFlags;
 use engine_bin::bench::ppl::{self, PplFlags};
 use engine_bin::bench::single::Single;
 use engine_bin::bench::speed::{self, SpeedFlags};
+use engine_bin::hub;
 use engine_bin::report::{self, chain};
 use engine_io::text::{EncodeOptions, Tokenizer};
 
@@ -33,6 +35,8 @@ enum Verb {
 
 /// Why a verb ended without its result.
 enum Failure {
+    /// The command line asks for nothing sensible: exit code 2.
+    Usage(String),
     /// The input is not acceptable: exit code 3.
     Refused(String),
     /// Something else went wrong: exit code 1.
@@ -78,17 +82,29 @@ fn main() -> ExitCode {
     let verb = Cli::parse().verb;
     let guarded = engine_io::mmap::install_fault_handler().map_err(failed);
     let done = guarded.and_then(|()| match verb {
-        Verb::Eval(flags) => run_eval(&flags),
-        Verb::Ppl(flags) => run_ppl(&flags),
-        Verb::Speed(flags) => run_speed(&flags),
+        Verb::Eval(mut flags) => find(&mut flags.run).and_then(|()| run_eval(&flags)),
+        Verb::Ppl(mut flags) => find(&mut flags.run).and_then(|()| run_ppl(&flags)),
+        Verb::Speed(mut flags) => find(&mut flags.run).and_then(|()| run_speed(&flags)),
     });
     let (code, text) = match done {
         Ok(()) => return ExitCode::SUCCESS,
+        Err(Failure::Usage(text)) => (2, text),
         Err(Failure::Refused(text)) => (3, text),
         Err(Failure::Failed(text)) => (1, text),
     };
     report::error(text);
     ExitCode::from(code)
+}
+
+/// Puts the path of a model of a hub in the place of its name.
+fn find(run: &mut RunFlags) -> Result<(), Failure> {
+    let found = hub::local(&run.model, &|line| report::note(line));
+    run.model = found.map_err(|error| match error.code() {
+        2 => Failure::Usage(chain(&error)),
+        3 => Failure::Refused(chain(&error)),
+        _ => Failure::Failed(chain(&error)),
+    })?;
+    Ok(())
 }
 
 fn run_eval(flags: &EvalFlags) -> Result<(), Failure> {

@@ -7,6 +7,7 @@ use clap::{Parser, Subcommand};
 use engine_bin::flags::long_names;
 use engine_bin::pack::convert_head::{self, ConvertHeadFlags};
 use engine_bin::pack::doctor::{self, DoctorFlags};
+use engine_bin::pack::fetch::{self, FetchFlags};
 use engine_bin::pack::graft::{self, GraftFlags};
 use engine_bin::pack::inspect::{self, InspectFlags};
 use engine_bin::pack::materialize::{self, MaterializeFlags};
@@ -18,7 +19,7 @@ use engine_bin::pack::{self, error};
 use engine_bin::report::{self, chain};
 
 #[derive(Parser)]
-#[command(name = "engine-pack", version, about = "Looks into model files and makes others of them.")]
+#[command(name = "engine-pack", version, about = "Fetches model files, looks into them and makes others of them.")]
 struct Cli {
     #[command(subcommand)]
     verb: Verb,
@@ -44,6 +45,12 @@ enum Verb {
     Materialize(MaterializeFlags),
     /// Compares what lies on the disk with what was recorded when it was made.
     Verify(VerifyFlags),
+    /// Brings a model from a hub into the cache that the hub's own tools use, whole and checked.
+    ///
+    /// Read from the environment: HF_ENDPOINT, HF_TOKEN, HF_TOKEN_PATH, HF_HOME, HF_HUB_CACHE, HF_HUB_OFFLINE,
+    /// HF_HUB_DOWNLOAD_TIMEOUT (seconds of silence).
+    #[command(verbatim_doc_comment)]
+    Fetch(FetchFlags),
 }
 
 fn main() -> ExitCode {
@@ -74,5 +81,6 @@ fn main() -> ExitCode {
         }
         Verb::Materialize(flags) => pack::end(materialize::materialize(&flags), flags.json, materialize::text),
         Verb::Verify(flags) => pack::end_with(verify::verify(&flags), flags.json, verify::text, verify::code),
+        Verb::Fetch(flags) => pack::end(fetch::fetch(&flags), flags.json, fetch::text),
     }
 }

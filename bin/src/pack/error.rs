@@ -7,6 +7,8 @@ use engine::limits::LimitsError;
 use engine::model::ModelError;
 use engine_io::provenance::ProvenanceError;
 
+use crate::hub::HubError;
+
 /// Exit code of something that failed on the way: 1.
 pub const FAILED: u8 = 1;
 /// Exit code of a command line that asks for nothing sensible: 2.
@@ -35,6 +37,9 @@ pub enum PackError {
     /// A provenance record that cannot be read.
     #[error(transparent)]
     Provenance(#[from] ProvenanceError),
+    /// A model of a hub that is not there.
+    #[error(transparent)]
+    Hub(#[from] HubError),
     /// The place for the output is taken.
     #[error("{path}: exists already; give another --out, or remove it")]
     Exists {
@@ -92,6 +97,7 @@ impl PackError {
         match self {
             Self::Usage(_) | Self::Limits(_) => USAGE,
             Self::Refused(_) | Self::Input(_) | Self::Model(_) | Self::Provenance(_) | Self::Exists { .. } => REFUSED,
+            Self::Hub(error) => error.code(),
             Self::Busy { .. } | Self::Space { .. } | Self::Output { .. } | Self::Unverified(_) => FAILED,
         }
     }

@@ -15,16 +15,18 @@ use engine_io::text::Tokenizer;
 use serde::Serialize;
 
 use crate::flags::SizeFlags;
+use crate::hub;
 use crate::memory::{self, Setting, Subject, human};
 use crate::open::ModelSource;
 use crate::pack::PackError;
+use crate::report;
 use crate::serve::Bounds;
 
 /// Flags of the verb: those of `engine-serve` that memory depends on, with the same defaults.
 #[derive(Clone, Debug, Args)]
 pub struct InspectFlags {
-    /// A GGUF file, any shard of a split one, a directory that holds one, a layer package, or an MTP sidecar alone.
-    /// Without it the built-in model.
+    /// A GGUF file, any shard of a split one, a directory that holds one, a layer package, hf:ORG/NAME[:QUANT] of a hub, or
+    /// an MTP sidecar alone. Without it the built-in model.
     pub model: Option<PathBuf>,
     /// What decides how much memory is taken.
     #[command(flatten)]
@@ -185,7 +187,8 @@ pub fn inspect(flags: &InspectFlags) -> Result<Report, PackError> {
     let size = &flags.size;
     size.check().map_err(PackError::Usage)?;
     let (open, load) = (size.open_options(), size.load_options());
-    let file = ModelSource::from(flags.model.clone()).open(open).map_err(ModelError::from)?;
+    let model = flags.model.as_deref().map(|path| hub::local(path, &|line| report::note(line))).transpose()?;
+    let file = ModelSource::from(model).open(open).map_err(ModelError::from)?;
     let draft = size.spec_draft_model.as_ref().map(|path| ModelFile::open(path, open)).transpose();
     let draft = draft.map_err(ModelError::from)?;
     let (kind, planned) = match Planned::new(&file, draft.as_ref(), load) {

@@ -7,6 +7,7 @@ pub mod convert_head;
 pub mod doctor;
 pub mod error;
 pub mod examine;
+pub mod fetch;
 pub mod graft;
 pub mod inspect;
 pub mod materialize;

@@ -19,6 +19,11 @@ impl Progress {
     pub fn add(&self, bytes: u64) {
         self.0.inc(bytes);
     }
+
+    /// Some are to be done again.
+    pub fn take_back(&self, bytes: u64) {
+        self.0.dec(bytes);
+    }
 }
 
 impl Drop for Progress {

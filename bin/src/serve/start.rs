@@ -19,6 +19,7 @@ use engine_io::{ModelFile, Package};
 
 use crate::canary::{self, Verdict};
 use crate::flags::ServeArgs;
+use crate::hub::{self, HubError};
 use crate::memory::{self, Setting, SizeFlag, Subject};
 use crate::menu::{self, Menu};
 use crate::open::{BUILT_IN, ModelSource, Opened};
@@ -37,6 +38,9 @@ pub enum LoadError {
     /// The file.
     #[error(transparent)]
     File(#[from] engine_io::Error),
+    /// The hub that it comes from.
+    #[error(transparent)]
+    Hub(#[from] HubError),
     /// The model in it.
     #[error(transparent)]
     Model(#[from] ModelError),
@@ -74,6 +78,7 @@ impl LoadError {
         match self {
             Self::File(_) | Self::Model(_) | Self::Template { .. } | Self::Unmet(_) => 3,
             Self::Stage(LinkError::Refused { .. }) => 3,
+            Self::Hub(error) => error.code(),
             Self::Memory(MemoryError::Limits(_)) => 2,
             Self::Memory(MemoryError::System { .. }) | Self::Start(_) | Self::Watch(_) => 1,
             Self::Stage(LinkError::Thread(_)) | Self::Listen(_) => 1,
@@ -96,13 +101,14 @@ impl Files {
     }
 }
 
-/// Opens the model that the flags name, or the built-in one, and the MTP sidecar.
+/// Opens the model that the flags name, or the built-in one, and the MTP sidecar. A model of a hub is fetched first.
 ///
 /// # Errors
-/// If a file cannot be opened.
+/// If a file cannot be opened or fetched.
 pub fn open(args: &ServeArgs) -> Result<Files, LoadError> {
     let options = args.low.size.open_options();
-    let model = ModelSource::from(args.low.model.clone()).open(options)?;
+    let path = args.low.model.as_deref().map(|path| hub::local(path, &|line| tracing::info!("{line}"))).transpose()?;
+    let model = ModelSource::from(path).open(options)?;
     let draft = args.low.size.spec_draft_model.as_ref().map(|path| ModelFile::open(path, options)).transpose()?;
     Ok(Files { model, draft })
 }

@@ -5,6 +5,7 @@ mod checkpoints;
 mod codes;
 mod convert;
 mod doctor;
+mod fetch;
 mod files;
 mod graft;
 mod kill;

@@ -44,13 +44,14 @@ impl Running {
     }
 
     pub fn start_with(flags: &[&str], stderr: Stdio) -> Self {
-        let mut child = Command::new(program("engine-serve"))
-            .args(["--port", "0", "--threads", "1"])
-            .args(flags)
-            .stdout(Stdio::piped())
-            .stderr(stderr)
-            .spawn()
-            .unwrap();
+        let mut command = Command::new(program("engine-serve"));
+        command.args(["--port", "0", "--threads", "1"]).args(flags).stdout(Stdio::piped()).stderr(stderr);
+        Self::of(command)
+    }
+
+    /// Of a command that pipes its stdout.
+    pub fn of(mut command: Command) -> Self {
+        let mut child = command.spawn().unwrap();
         let mut line = String::new();
         BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
         let address = line.trim_end().strip_prefix("listening on http://").unwrap_or_else(|| panic!("{line:?}"));

@@ -1,0 +1,237 @@
+//! Models of a hub, by name: `hf:ORG/NAME`, fetched into the cache that the hub's Python library uses too.
+//!
+//! [`reference`] reads the name, [`settings`] the environment. [`list`] asks what a revision holds, [`choose`] picks the
+//! files of one model, [`download`] brings each to [`cache`] whole or not at all; [`http`] is how anything is asked.
+//! Everything a server says is measured against what it said before, and names from it against what a name may be.
+
+pub mod cache;
+pub mod choose;
+pub mod download;
+pub mod error;
+pub mod http;
+pub mod list;
+pub mod package;
+pub mod reference;
+pub mod settings;
+
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+
+use self::cache::Repo;
+use self::choose::{Choice, Chosen};
+use self::download::Downloads;
+pub use self::error::HubError;
+use self::http::Client;
+use self::list::{Entry, Listing};
+use self::package::Manifest;
+pub use self::reference::Reference;
+pub use self::settings::Settings;
+use crate::pack::progress::Progress;
+
+/// How a run tells what it does.
+#[derive(Clone, Copy)]
+pub struct Tell<'a> {
+    /// One line for people: what was decided or waited for.
+    pub note: &'a dyn Fn(&str),
+    /// Draw a line of progress where there is a terminal.
+    pub progress: bool,
+}
+
+/// A model that lies in the cache, whole.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+pub struct Fetched {
+    /// `ORG/NAME`.
+    pub repository: String,
+    /// Branch, tag or commit that was asked for.
+    pub revision: String,
+    /// The commit that it is.
+    pub commit: String,
+    /// What to give as `--model`: the first shard of a GGUF, or the directory of a layer package.
+    pub model: PathBuf,
+    /// The MTP sidecar that was asked for.
+    pub mtp: Option<PathBuf>,
+    /// Every file of the model, first shard or manifest first, the sidecar last.
+    pub files: Vec<FetchedFile>,
+    /// Bytes of them.
+    pub bytes: u64,
+    /// Bytes of those that were fetched by this run, what an earlier one left of them included.
+    pub fetched_bytes: u64,
+}
+
+/// One file of it.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+pub struct FetchedFile {
+    /// Path in the repository.
+    pub name: String,
+    /// Where it is: a link in the snapshot.
+    pub path: PathBuf,
+    /// Size.
+    pub bytes: u64,
+    /// It was there before.
+    pub cached: bool,
+}
+
+/// What `--model` means: a path as it is, or the file of a name `hf:ORG/NAME`, fetched if the cache does not have it.
+///
+/// # Errors
+/// [`HubError`].
+pub fn local(path: &Path, note: &dyn Fn(&str)) -> Result<PathBuf, HubError> {
+    let Some(text) = path.to_str().filter(|text| text.starts_with(reference::PREFIX)) else {
+        return Ok(path.to_owned());
+    };
+    let reference: Reference = text.parse()?;
+    let found = resolve(&reference, &Settings::from_env()?, Tell { note, progress: true })?;
+    note(&format!("{reference} is {}", found.model.display()));
+    Ok(found.model)
+}
+
+/// Takes the model from the cache where it is there, and otherwise [`fetch`]es it.
+///
+/// What a revision was when it was last fetched is what it is here; `fetch` is how it becomes newer. Without a quant in
+/// the name the hub is asked what there is to choose from, unless the cache's answer could be no other.
+///
+/// # Errors
+/// [`HubError`].
+pub fn resolve(reference: &Reference, settings: &Settings, tell: Tell<'_>) -> Result<Fetched, HubError> {
+    let repo = Repo::new(settings, reference);
+    let cached = cached(&repo, reference, false, tell);
+    if settings.offline {
+        return cached.map(|c| c.fetched).map_err(|why| offline(reference, &repo, why));
+    }
+    match cached {
+        Ok(cached) if cached.certain => Ok(cached.fetched),
+        Ok(cached) => {
+            // The same commit, so that asking does not make the model newer behind the back of who serves it.
+            let pinned = Reference { revision: cached.fetched.commit.clone(), ..reference.clone() };
+            match fetch(&pinned, false, settings, tell) {
+                Ok(fetched) => Ok(Fetched { revision: reference.revision.clone(), ..fetched }),
+                Err(HubError::Network { what, .. }) => {
+                    let file = &cached.fetched.files[0].name;
+                    (tell.note)(&format!("{what}; taking what the cache has of {reference}: {file}"));
+                    Ok(cached.fetched)
+                }
+                Err(error) => Err(error),
+            }
+        }
+        Err(_) => fetch(reference, false, settings, tell),
+    }
+}
+
+/// Asks the hub what the revision is now, and brings what the cache lacks of it. With `HF_HUB_OFFLINE` it only looks.
+///
+/// # Errors
+/// [`HubError`].
+pub fn fetch(reference: &Reference, with_mtp: bool, settings: &Settings, tell: Tell<'_>) -> Result<Fetched, HubError> {
+    let repo = Repo::new(settings, reference);
+    if settings.offline {
+        let cached = cached(&repo, reference, with_mtp, tell);
+        return cached.map(|c| c.fetched).map_err(|why| offline(reference, &repo, why));
+    }
+    let client = Client::new(settings, reference);
+    let listing = list::list(&client, reference, tell)?;
+    let names: Vec<&str> = listing.entries.iter().map(|e| e.path.as_str()).collect();
+    let refused = |why: String| HubError::Refused(format!("{reference}: {why}"));
+    let choice = choose::choose(&names, reference.quant.as_deref(), with_mtp).map_err(refused)?;
+    if let Some(note) = &choice.note {
+        (tell.note)(note);
+    }
+    let downloads = Downloads { client: &client, repo: &repo, commit: &listing.commit, tell };
+    let files = match &choice.chosen {
+        Chosen::Gguf(files) => {
+            let entries: Vec<&Entry> = files.iter().chain(&choice.mtp).map(|&i| &listing.entries[i]).collect();
+            downloads.all(&entries, false)?
+        }
+        Chosen::Package(manifest) => package(&downloads, &listing, *manifest, refused)?,
+    };
+    repo.write_ref(&reference.revision, &listing.commit)?;
+    Ok(summary(reference, &repo, &listing.commit, &choice, files))
+}
+
+/// Fetches the manifest, then every artifact that it names. What it says of them and what the hub says must agree, and the
+/// digests of those that are there already are checked too.
+fn package(
+    downloads: &Downloads<'_>,
+    listing: &Listing,
+    manifest: usize,
+    refused: impl Fn(String) -> HubError,
+) -> Result<Vec<FetchedFile>, HubError> {
+    let entry = &listing.entries[manifest];
+    if entry.size > package::MANIFEST_BYTES_MAX {
+        let most = package::MANIFEST_BYTES_MAX;
+        return Err(refused(format!("{}: {} bytes, expected at most {most}", package::MANIFEST, entry.size)));
+    }
+    let mut files = downloads.all(&[entry], true)?;
+    let manifest = Manifest::read(&files[0].path).map_err(&refused)?;
+    let mut entries = Vec::new();
+    for artifact in manifest.artifacts() {
+        let known = listing.entries.iter().find(|e| e.path.as_str() == artifact.path);
+        let entry = known.ok_or_else(|| refused(artifact.missing()))?;
+        artifact.agrees(entry).map_err(&refused)?;
+        entries.push(entry);
+    }
+    files.extend(downloads.all(&entries, true)?);
+    // Git's own digest of a small file is not the one that the manifest has.
+    for (artifact, _) in manifest.artifacts().zip(&entries).filter(|(_, entry)| !entry.digest.is_sha256()) {
+        artifact.check(&downloads.repo.snapshot(downloads.commit), |_| {}).map_err(&refused)?;
+    }
+    Ok(files)
+}
+
+/// A model in the cache.
+struct Cached {
+    fetched: Fetched,
+    /// The hub could not name another one.
+    certain: bool,
+}
+
+/// What the cache has, or why that is no whole model.
+fn cached(repo: &Repo, reference: &Reference, with_mtp: bool, tell: Tell<'_>) -> Result<Cached, String> {
+    let revision = &reference.revision;
+    let commit = repo.read_ref(revision).ok_or_else(|| format!("no revision {revision} of {}", reference.name()))?;
+    let names = repo.snapshot_files(&commit);
+    let borrowed: Vec<&str> = names.iter().map(String::as_str).collect();
+    let choice = choose::choose(&borrowed, reference.quant.as_deref(), with_mtp)?;
+    let (mut files, certain) = match &choice.chosen {
+        Chosen::Gguf(files) => (files.iter().map(|&i| names[i].clone()).collect::<Vec<_>>(), choice.certain),
+        Chosen::Package(_) => {
+            let root = repo.snapshot(&commit);
+            let manifest = Manifest::read(&root.join(package::MANIFEST))?;
+            let progress = Progress::bytes("checking", manifest.bytes(), !tell.progress);
+            let mut files = vec![package::MANIFEST.to_owned()];
+            for artifact in manifest.artifacts() {
+                artifact.check(&root, |bytes| progress.add(bytes))?;
+                files.push(artifact.path.clone());
+            }
+            (files, true)
+        }
+    };
+    files.extend(choice.mtp.map(|i| names[i].clone()));
+    let file = |name: String| {
+        let path = repo.snapshot(&commit).join(&name);
+        let bytes = path.metadata().map(|m| m.len()).map_err(|e| format!("{}: {e}", path.display()))?;
+        Ok::<_, String>(FetchedFile { name, path, bytes, cached: true })
+    };
+    let files = files.into_iter().map(file).collect::<Result<Vec<_>, _>>()?;
+    Ok(Cached { fetched: summary(reference, repo, &commit, &choice, files), certain })
+}
+
+fn summary(reference: &Reference, repo: &Repo, commit: &str, choice: &Choice, files: Vec<FetchedFile>) -> Fetched {
+    Fetched {
+        repository: reference.name(),
+        revision: reference.revision.clone(),
+        commit: commit.to_owned(),
+        model: match choice.chosen {
+            Chosen::Gguf(_) => files[0].path.clone(),
+            Chosen::Package(_) => repo.snapshot(commit),
+        },
+        mtp: choice.mtp.map(|_| files[files.len() - 1].path.clone()),
+        bytes: files.iter().map(|f| f.bytes).sum(),
+        fetched_bytes: files.iter().filter(|f| !f.cached).map(|f| f.bytes).sum(),
+        files,
+    }
+}
+
+fn offline(reference: &Reference, repo: &Repo, why: String) -> HubError {
+    HubError::Offline { reference: reference.to_string(), cache: repo.dir().display().to_string(), why }
+}
