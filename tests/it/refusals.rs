@@ -2,7 +2,7 @@
 //!
 //! Rows are those of the refusal matrix for models and sidecars, of the list of traps for reading and laying out files
 //! (1 to 22), and of the field cases about reading (A), NextN layouts (B) and tokenizers (D). A test without a path is in
-//! a module below this one. Split files and grafting (B and C) are in `pack`; what packages files is not here yet.
+//! a module below this one. Split files, grafting and packages (B and C) are in `pack`.
 //!
 //! | Row | Test |
 //! |---|---|
@@ -29,7 +29,7 @@
 //! | trap 19 | `matrix::{names_that_*, another_layout_*}`, `forward::dialects::*`, `engine_io::compat::tests::*` |
 //! | trap 20 | `matrix::own_head_tensors_win` |
 //! | trap 21 | `matrix::a_sidecar_is_no_model` |
-//! | trap 22 | none: nothing checks a head by its drafts |
+//! | trap 22 | `serve::canary::*` |
 //! | FR-001, 003, 005, 008, 012 | `traps::damaged_bytes_are_refused_through_the_front_door` |
 //! | FR-010 | `traps::{numbers_of_a_wrong_kind_*, tokenizers_of_a_wrong_kind_*}` |
 //! | FR-013 | `traps::every_file_is_examined_at_the_start` |
@@ -38,8 +38,8 @@
 //! | FR-019 | `matrix::announced_blocks_that_are_absent` |
 //! | FR-022 | `traps::arrays_are_as_long_as_a_rule_says` |
 //! | FR-025 | `traps::counts_of_nextn_blocks` |
-//! | FR-026 | `forward::dialects::{dialects_that_rename_*, heads_in_halves_*, names_of_other_heads_*}`, `pack::graft::heads_of_every_*` |
-//! | FR-028 | `matrix::a_sidecar_is_no_model`, `pack::doctor::containers_are_told_apart` |
+//! | FR-026 | `forward::dialects::{dialects_that_rename_*, heads_in_halves_*, names_of_other_heads_*}`, `matrix::names_that_*`, `pack::graft::heads_of_every_*` |
+//! | FR-028 | `matrix::a_sidecar_is_no_model`, `memory::a_sidecar_alone_can_be_sized`, `pack::doctor::containers_are_told_apart` |
 //! | FR-033 | `pack::layers::the_menu_is_what_the_model_can_run`, `mtp_metadata_inconsistent` of `pack::codes` |
 //! | FR-034 | `pack::graft::a_grafted_set_is_the_original`, `pack::layers::{a_composite_becomes_*, split_sets_lose_*, alignments_and_unknown_*}` |
 //! | FR-037 | `traps::the_alignment_of_a_file_changes_nothing` |

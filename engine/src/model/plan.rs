@@ -67,8 +67,8 @@ impl Plan {
     ///
     /// # Errors
     /// Everything that is wrong with the model's tensors in one [`ModelError::Preflight`]; tensors that nothing reads
-    /// are part of it in `strict` mode only. A draft file that does not fit is an error, an own block that is
-    /// incomplete is not: the trunk can be run without.
+    /// are part of it in `strict` mode only, or in a draft file whose head they belong to. A draft file that does not fit
+    /// is an error, an own block that is incomplete is not: the trunk can be run without.
     pub fn new(
         model: FileView<'_>,
         stage: Stage,
@@ -103,6 +103,7 @@ impl Plan {
                 let dense = dense_indexers(draft.config);
                 b.wants.note_unexpected(Source::Draft, |name| starts(name, &dense));
                 let report = std::mem::replace(&mut b.wants.report, before);
+                let strict = strict || report.unexpected.iter().any(|name| sidecar::is_of_head(name));
                 beside.extend(report.into_result(draft.path, strict)?);
                 (Some(mtp), MtpStatus::Sidecar)
             }
@@ -173,7 +174,12 @@ impl Plan {
         let Builder { wants, buffers, kv, index, recurrent, config, .. } = b;
         let Wants { matrices, vectors, mut report, .. } = wants;
         report.missing.retain(|name| name.starts_with("blk."));
-        report.into_result(file.path, false)?;
+        let asked = |name: &str| matrices.iter().any(|m| m.name == name) || vectors.iter().any(|v| v.name == name);
+        let dense = dense_indexers(file.config);
+        let rest = file.tensors.names().filter(|name| !asked(name) && !starts(name, &dense));
+        report.unexpected = rest.map(str::to_owned).collect();
+        let strict = report.unexpected.iter().any(|name| sidecar::is_of_head(name));
+        let unexpected = report.into_result(file.path, strict)?;
         let program = Program {
             buffers: buffers.finish(),
             trunk: Vec::new(),
@@ -190,8 +196,6 @@ impl Plan {
             rope_factors: None,
             norm_eps: config.norm_eps,
         };
-        let asked = |name: &str| matrices.iter().any(|m| m.name == name) || vectors.iter().any(|v| v.name == name);
-        let unexpected = file.tensors.names().filter(|name| !asked(name)).map(str::to_owned).collect();
         let mtp = MtpStatus::Sidecar;
         let stage = Stage::whole(file.config.trunk);
         Ok(Self { program, matrices, vectors, stage, vocab_rows: rows, vocab: rows, mtp, unexpected, alone: true })

@@ -1,7 +1,7 @@
 //! Which files are MTP sidecars, and which sidecar belongs to which model.
 
 use engine_io::ModelFile;
-use engine_io::compat::block_of;
+use engine_io::compat::{self, block_of};
 use engine_kernels::ops::moe::Groups;
 
 use super::config::{Config, ExpertsConfig, Ffn, Mixer, Qwen4ExpConfig};
@@ -20,6 +20,12 @@ pub fn has_one_block(file: &ModelFile) -> bool {
     let mut blocks = file.tensors().iter().filter_map(|t| Some(block_of(&t.name)?.0));
     let first = blocks.next();
     first.is_some() && blocks.all(|block| Some(block) == first)
+}
+
+/// Whether a tensor of a sidecar is part of its head. One that no rule reads is an error there: what was trained with it
+/// drafts otherwise without it, and nobody would see.
+pub fn is_of_head(name: &str) -> bool {
+    block_of(name).is_some() || compat::is_top_level_head(name)
 }
 
 /// A sidecar is no model.

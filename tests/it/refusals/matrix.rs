@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use engine::ids::TokenId;
-use engine::model::load::LoadOptions;
+use engine::model::load::{LoadOptions, Planned};
 use engine::model::{Model, ModelError, MtpStatus};
 use engine_bin::bench::single::Want;
 use engine_io::gguf::{Array, Value};
@@ -215,18 +215,36 @@ fn a_sidecar_is_complete() {
     }
 }
 
-/// Names that no rule reads are reported, and refused when strict.
+/// Of a head's tensors, those that no rule reads are refused, with its model and alone; others are reported, and refused
+/// when strict. A model's own block may have more than is read.
 #[test]
 fn names_that_a_sidecar_should_not_have() {
+    let strict = LoadOptions { strict: true, ..LoadOptions::default() };
     for arch in ARCHS {
+        let load =
+            |draft: &Edit, options| Model::load(&trunk(arch).file(), Some(&draft.file_as("sidecar.gguf")), options);
+        for name in ["blk.4.nextn.foo.weight", "blk.4.attn_foo.weight", "mtp.foo.weight"] {
+            let mut edit = sidecar(arch);
+            edit.weights(name, &[64]);
+            pair_refused(&trunk(arch), &edit, &["sidecar.gguf", &format!("{name} is not known")]);
+            let alone = Planned::sidecar(&edit.file_as("sidecar.gguf"), LoadOptions::default()).err().unwrap();
+            says(&alone.to_string(), &["sidecar.gguf", &format!("{name} is not known")]);
+            let mut own = model(arch);
+            own.weights(name, &[64]);
+            let own = own.load().unwrap();
+            assert_eq!((own.mtp, own.unexpected), (MtpStatus::Own, vec![name.to_owned()]), "{arch}");
+        }
+        let mut scaled = sidecar(arch);
+        scaled.weights("blk.4.attn_k.scale", &[1]);
+        let error = pair_refused(&trunk(arch), &scaled, &["sidecar.gguf", "blk.4.attn_k.scale"]);
+        assert!(matches!(error, ModelError::Scales { .. }), "{error:?}");
         let mut edit = sidecar(arch);
-        edit.weights("blk.4.nextn.foo.weight", &[64]);
-        assert_eq!(pair(&trunk(arch), &edit).unwrap().unexpected, ["blk.4.nextn.foo.weight"], "{arch}");
-        let strict = LoadOptions { strict: true, ..LoadOptions::default() };
-        let load = |draft: &Edit| Model::load(&trunk(arch).file(), Some(&draft.file_as("sidecar.gguf")), strict);
-        load(&sidecar(arch)).unwrap();
-        let text = load(&edit).err().unwrap().to_string();
-        says(&text, &["sidecar.gguf", "blk.4.nextn.foo.weight is not known"]);
+        edit.weights("vision.foo.weight", &[64]);
+        assert_eq!(pair(&trunk(arch), &edit).unwrap().unexpected, ["vision.foo.weight"], "{arch}");
+        Planned::sidecar(&edit.file_as("sidecar.gguf"), LoadOptions::default()).unwrap();
+        load(&sidecar(arch), strict).unwrap();
+        let text = load(&edit, strict).err().unwrap().to_string();
+        says(&text, &["sidecar.gguf", "vision.foo.weight is not known"]);
     }
 }
 
