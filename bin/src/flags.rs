@@ -359,7 +359,9 @@ impl ServeArgs {
             return Err(format!("{who} {name} is not a strategy of the package, which has {}", offered.join(", ")));
         };
         if strategy.uses_mtp() && !mtp {
-            return Err(format!("{who} {name} needs an MTP block and the model has none"));
+            return Err(format!(
+                "{who} {name} needs an MTP block and the model has none (--spec-strategy ngram-suffix and auto need none)"
+            ));
         }
         Ok(settings)
     }
@@ -421,7 +423,8 @@ mod tests {
         assert_eq!(resolve("--memory-limit 3GiB").unwrap().low.memory_limit.map(|l| l.bytes), Some(3 << 30));
         let menu = args.menu(None).unwrap();
         assert_eq!(menu.get(Strategy::Mtp).unwrap().suffix_tokens, 48);
-        assert!(args.speculation_for(&menu, false).unwrap_err().contains("MTP block"));
+        let error = args.speculation_for(&menu, false).unwrap_err();
+        assert!(error.contains("MTP block") && error.contains("ngram-suffix and auto need none"), "{error}");
         assert_eq!(args.speculation_without_mtp(&menu).strategy, Strategy::Off);
         let off = resolve("--window-max 0").unwrap().menu(None).unwrap().get(Strategy::Off).unwrap();
         assert_eq!((off.window_min, off.window_initial), (0, 0));
