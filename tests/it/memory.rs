@@ -8,7 +8,10 @@ use std::process::{Command, Stdio};
 use engine::exec::ExecOptions;
 use engine::limits::Limits;
 use engine::memory::{FileSize, Held, Memory, Place};
+use engine::model::Model;
 use engine::model::load::{LoadOptions, Planned, Repack};
+use engine_bin::open::{ModelSource, Opened};
+use engine_io::OpenOptions;
 use engine_tests::fixtures::{fixture, smollm2_gguf};
 use engine_tests::memory::{Load, anonymous, measure};
 use serde_json::{Value, json};
@@ -16,6 +19,7 @@ use serde_json::{Value, json};
 use crate::forward::edit::Edit;
 use crate::forward::generate::qwen4exp;
 use crate::forward::open;
+use crate::forward::qwen3next::qwen3next;
 use crate::serve::client::ask;
 use crate::serve::process::{Running, program, run};
 
@@ -45,9 +49,9 @@ fn part(memory: &Memory, name: &str) -> usize {
 #[test]
 fn plans_are_what_is_loaded() {
     let limits = Limits { checkpoints: 3, ..Limits::new(2, 300) };
-    for path in MODELS {
-        let Some(path) = fixture(path) else { continue };
-        let file = open(&path);
+    let stored = MODELS.iter().filter_map(|path| Edit::of(path).map(|edit| edit.file_as(path)));
+    for file in stored.chain(qwen3next().map(|edit| edit.file_as("qwen3next"))) {
+        let name = file.name();
         for repack in [Repack::On, Repack::Off] {
             let planned = Planned::new(&file, None, LoadOptions { repack, ..LoadOptions::default() }).unwrap();
             let memory = planned_memory(&planned, repack, &limits);
@@ -56,7 +60,6 @@ fn plans_are_what_is_loaded() {
                 let all = model.weights.stacks().flatten().filter(|m| m.is_repacked() == repacked);
                 all.map(engine_kernels::Matrix::bytes).sum::<usize>()
             };
-            let name = path.display();
             assert_eq!(tensor_bytes(&memory, Place::Repacked), of(true), "{name} {repack:?}");
             assert_eq!(tensor_bytes(&memory, Place::File), of(false), "{name} {repack:?}");
             assert_eq!(of(true) > 0, repack == Repack::On, "{name}");
@@ -68,6 +71,35 @@ fn plans_are_what_is_loaded() {
             }
         }
     }
+}
+
+/// Without its block a model is planned for as one that never had it: copies of the block's matrices, its caches and hidden
+/// rows are given back. Row buffers and vectors stay.
+#[test]
+fn a_dropped_block_takes_nothing() {
+    let limits = Limits { checkpoints: 3, ..Limits::new(2, 300) };
+    let mut heads = 0;
+    for edit in MODELS.iter().filter_map(|path| Edit::of(path)).chain(qwen3next()) {
+        let arch = edit.meta.require_str("general.architecture").unwrap().to_owned();
+        let load = LoadOptions { repack: Repack::On, ..LoadOptions::default() };
+        let mut model = Model::load(&edit.file(), None, load).unwrap();
+        if model.program.mtp.is_none() {
+            continue;
+        }
+        heads += 1;
+        let parts = |model: &Model| {
+            let parts = Memory::of_executor(model, &limits, &ExecOptions::default()).unwrap().parts;
+            parts.into_iter().filter(|p| p.name != "row buffers").collect::<Vec<_>>()
+        };
+        let (whole, bytes) = (parts(&model), model.weights.bytes());
+        model.drop_mtp("it does not fit".to_owned());
+        let trunk = Model::load(&edit.trunk().file(), None, load).unwrap();
+        assert_eq!(parts(&model), parts(&trunk), "{arch}");
+        assert_ne!(parts(&model), whole, "{arch}");
+        assert_eq!(model.weights.bytes(), trunk.weights.bytes(), "{arch}");
+        assert!(model.weights.bytes() < bytes, "{arch}");
+    }
+    assert!(heads > 2);
 }
 
 #[test]
@@ -202,6 +234,76 @@ fn inspect_tells_what_a_file_is() {
         assert_eq!(alone["shards"].as_array().unwrap().len(), 3);
         let both = report(&[model, "--spec-draft-model", sidecar]);
         assert_eq!(both["head"]["from"], "sidecar");
+    }
+}
+
+/// All rooms of a server; and what the small ones take, which no count of a whole process shows.
+#[test]
+fn every_room_is_listed_and_small_ones_have_their_size() {
+    const ROOMS: [&str; 35] = [
+        "model files",
+        "repacked weights",
+        "small tensors",
+        "KV cache",
+        "KV cache of the MTP block",
+        "hidden rows for the MTP block",
+        "index keys",
+        "recurrent states",
+        "ingredient logs",
+        "n-gram histories",
+        "checkpoints",
+        "recurrent weights",
+        "row buffers",
+        "logits",
+        "matmul scratch",
+        "attention scratch",
+        "block choice scratch",
+        "recurrent scratch",
+        "expert scratch",
+        "sampling",
+        "token histories",
+        "suffix indices",
+        "page tables",
+        "penalties",
+        "request tables",
+        "channels",
+        "prompts that wait",
+        "metadata",
+        "tokenizer",
+        "checks of the tokenizer",
+        "token pieces",
+        "connections",
+        "answers being read",
+        "requests being read",
+        "thread stacks",
+    ];
+    let report = report(&["-c", "1024", "-np", "2", "-t", "2"]);
+    let parts = report["memory"]["parts"].as_array().unwrap();
+    let names: Vec<&str> = parts.iter().map(|p| p["name"].as_str().unwrap()).collect();
+    assert_eq!(names, ROOMS);
+    let file = ModelSource::BuiltIn.open(OpenOptions::default()).unwrap();
+    let opened = Opened::of(file, None, LoadOptions::default()).unwrap();
+    for (name, bytes) in [
+        // Per token of 2048: an id and a float, and what is sorted beside them; counts and marks.
+        ("sampling", 20 * 2048),
+        ("penalties", 17 * 2048),
+        ("metadata", opened.file.heap_bytes()),
+        ("tokenizer", opened.tokenizer.heap_bytes()),
+        ("token pieces", opened.pieces.heap_bytes()),
+        // 2 workers, 5 threads of the schedule, 4 others.
+        ("thread stacks", 11 * (2 << 20)),
+    ] {
+        let part = parts.iter().find(|p| p["name"] == name).unwrap();
+        assert_eq!(part["bytes"].as_u64(), Some(bytes as u64), "{name}");
+    }
+    let limits = Limits { checkpoints: 8, ..Limits::new(4, 640) };
+    for (path, room, bytes) in [
+        ("qwen4exp-tiny/qwen4exp-tiny-BF16.gguf", "n-gram histories", 560),
+        ("qwen35-tiny/qwen35-tiny-Q8_0.gguf", "recurrent weights", 17_024),
+    ] {
+        let Some(path) = fixture(path) else { continue };
+        let planned = Planned::new(&open(&path), None, LoadOptions::default()).unwrap();
+        assert_eq!(part(&planned_memory(&planned, Repack::Auto, &limits), room), bytes, "{room}");
     }
 }
 
@@ -371,10 +473,51 @@ fn a_full_server_takes_what_was_planned() {
             parallel: 2,
             threads: 2,
             flags: &["--repack", repack],
+            force: true,
         };
         let found = measure(&load);
         eprintln!("SmolLM2, --repack {repack}: {found:?}");
         assert!(found.agrees(), "--repack {repack}: {found:?}");
         assert!(found.resident >= found.anonymous, "{found:?}");
     }
+}
+
+/// The same of a model with an MTP block, which drafts; and with a block that the check at start drops: less is taken.
+#[test]
+fn a_full_server_with_a_block_takes_what_was_planned() {
+    if !Path::new("/proc/self/status").exists() {
+        engine_tests::fixtures::skip("memory of a process", "no /proc");
+        return;
+    }
+    let mut edit = Edit::of_file(&ModelSource::BuiltIn.open(OpenOptions::default()).unwrap());
+    let projection = edit.tensors.iter_mut().find(|t| t.name.ends_with(".nextn.eh_proj.weight")).unwrap();
+    let row = projection.data.len() / projection.dims[1] as usize;
+    projection.data = projection.data.chunks_exact(row).rev().flatten().copied().collect();
+    let folder = tempfile::tempdir().unwrap();
+    let unfit = folder.path().join("unfit.gguf");
+    std::fs::write(&unfit, edit.bytes()).unwrap();
+    let serve = program("engine-serve");
+    let programs = serve.parent().unwrap();
+    let load = Load {
+        programs,
+        model: None,
+        context: 1024,
+        parallel: 2,
+        threads: 2,
+        flags: &["--repack", "on"],
+        force: false,
+    };
+    let measured = |model, force| {
+        let found = measure(&Load { model, force, ..load.clone() });
+        eprintln!("built-in, {model:?}, force {force}: {found:?}");
+        assert!(found.planned_mtp);
+        found
+    };
+    // What a program takes before it has a model is in no plan.
+    const BARE: usize = 6 << 20;
+    assert!(measured(None, false).is_within(BARE));
+    assert!(measured(Some(&unfit), true).is_within(BARE));
+    let dropped = measured(Some(&unfit), false);
+    assert!(dropped.drafted_mtp == 0 && !dropped.agrees(), "{dropped:?}");
+    assert!(dropped.anonymous < dropped.planned + BARE, "{dropped:?}");
 }

@@ -5,7 +5,7 @@ use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
 
@@ -33,6 +33,8 @@ pub struct Load<'a> {
     pub threads: usize,
     /// Further flags of both programs.
     pub flags: &'a [&'a str],
+    /// An MTP block drafts whatever the check at start finds: what is planned for it is taken.
+    pub force: bool,
 }
 
 /// Bytes.
@@ -44,12 +46,23 @@ pub struct Found {
     pub anonymous: usize,
     /// Most memory in all, file pages included: `VmHWM`.
     pub resident: usize,
+    /// The plan counts an MTP block.
+    pub planned_mtp: bool,
+    /// Drafts of the MTP block.
+    pub drafted_mtp: u64,
 }
 
 impl Found {
-    /// Whether plan and measurement agree: within 2 % or 16 MiB, whichever is more.
+    /// Whether plan and measurement agree: within 2 % or 16 MiB, whichever is more. A block that is planned and never
+    /// drafts has touched little of what it may.
     pub fn agrees(&self) -> bool {
-        self.planned.abs_diff(self.anonymous) <= (self.anonymous / 50).max(16 << 20)
+        self.is_within(16 << 20)
+    }
+
+    /// The same with another least difference.
+    pub fn is_within(&self, bytes: usize) -> bool {
+        self.planned.abs_diff(self.anonymous) <= (self.anonymous / 50).max(bytes)
+            && self.planned_mtp == (self.drafted_mtp > 0)
     }
 }
 
@@ -68,15 +81,16 @@ pub fn measure(load: &Load<'_>) -> Found {
     let width = width(load).to_string();
     flags.extend(["--window-max", &width]);
     flags.extend(load.flags);
-    let planned = planned(load, &flags);
+    let report = inspect(load, &flags);
     let mut command = Command::new(load.programs.join("engine-serve"));
-    command.args(&flags).args(["--port", "0"]);
+    command.args(&flags).args(["--port", "0"]).args(load.force.then_some("--mtp-force"));
     if let Some(model) = load.model {
         command.arg("--model").arg(model);
     }
     let child = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().expect("engine-serve starts");
     let mut child = Ending(child);
     let (peak, resident, done) = (AtomicUsize::new(0), AtomicUsize::new(0), AtomicBool::new(false));
+    let drafted = AtomicU64::new(0);
     let pid = child.0.id();
     thread::scope(|scope| {
         scope.spawn(|| {
@@ -94,21 +108,31 @@ pub fn measure(load: &Load<'_>) -> Found {
         let address: SocketAddr = address.parse().expect("an address");
         thread::scope(|all| {
             for _ in 0..load.parallel {
-                all.spawn(|| post(address, &filling(load)));
+                all.spawn(|| {
+                    let answer = post(address, &filling(load));
+                    let count = answer["speculation"]["proposers"]["mtp"]["drafted_n"].as_u64();
+                    drafted.fetch_add(count.unwrap_or(0), Ordering::Relaxed);
+                });
             }
         });
         post(address, &drawing(load));
     });
-    Found { planned, anonymous: peak.into_inner(), resident: resident.into_inner() }
+    Found {
+        planned: report["memory"]["memory_bytes"].as_u64().expect("a number of bytes") as usize,
+        anonymous: peak.into_inner(),
+        resident: resident.into_inner(),
+        planned_mtp: report["head"]["from"] != "none",
+        drafted_mtp: drafted.into_inner(),
+    }
 }
 
-fn planned(load: &Load<'_>, flags: &[&str]) -> usize {
+/// What `engine-pack` plans.
+fn inspect(load: &Load<'_>, flags: &[&str]) -> Value {
     let mut command = Command::new(load.programs.join("engine-pack"));
     command.arg("inspect").args(load.model).args(flags).arg("--json");
     let output = command.stderr(Stdio::inherit()).output().expect("engine-pack runs");
     assert!(output.status.success(), "engine-pack: {}", output.status);
-    let report: Value = serde_json::from_slice(&output.stdout).expect("one JSON object");
-    report["memory"]["memory_bytes"].as_u64().expect("a number of bytes") as usize
+    serde_json::from_slice(&output.stdout).expect("one JSON object")
 }
 
 /// A prompt that leaves room for a completion, and that completion.
@@ -137,7 +161,7 @@ fn drawing(load: &Load<'_>) -> Value {
     })
 }
 
-fn post(address: SocketAddr, body: &Value) {
+fn post(address: SocketAddr, body: &Value) -> Value {
     let body = body.to_string();
     let mut stream = TcpStream::connect(address).expect("the server listens");
     let head = format!(
@@ -148,6 +172,8 @@ fn post(address: SocketAddr, body: &Value) {
     let mut answer = String::new();
     stream.read_to_string(&mut answer).expect("the server answers");
     assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
+    let (_, body) = answer.split_once("\r\n\r\n").expect("a head and a body");
+    serde_json::from_str(body).expect("one JSON object")
 }
 
 /// Anonymous memory of a process.

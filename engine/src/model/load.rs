@@ -76,6 +76,13 @@ impl Weights {
         self.start.windows(2).map(|w| &self.matrices[w[0]..w[1]])
     }
 
+    /// Gives back the matrices of all ids but the first `len`.
+    fn truncate(&mut self, len: usize) {
+        self.start.truncate(len + 1);
+        self.matrices.truncate(self.start[len]);
+        self.matrices.shrink_to_fit();
+    }
+
     /// Bytes that one pass over all matrices reads.
     pub fn bytes(&self) -> u64 {
         self.matrices.iter().map(|m| m.bytes() as u64).sum()
@@ -218,10 +225,11 @@ impl Model {
         Planned::new(model, draft, options)?.load(model, draft, options.repack)
     }
 
-    /// Runs without an MTP block from now on; `reason` is what is told. The block's weights and the pages of its cache
-    /// stay where they are.
+    /// Runs without an MTP block from now on; `reason` is what is told. What was copied of its matrices is given back, and
+    /// an executor built from here on has neither its cache nor its hidden rows; its few vectors stay.
     pub fn drop_mtp(&mut self, reason: String) {
-        self.program.mtp = None;
+        self.program.drop_mtp();
+        self.weights.truncate(self.program.trunk_matrices());
         self.mtp = MtpStatus::Unavailable(reason);
     }
 }
@@ -251,10 +259,15 @@ fn matrices<'a>(
         start.push(out.len());
     }
     let counts = repacked(plan, repack);
-    let slabs = plan.matrices.iter().zip(counts).flat_map(|(want, n)| (0..want.slabs.count).map(move |slab| slab < n));
-    let mut chosen: Vec<&mut Matrix> =
-        out.iter_mut().zip(slabs).filter(|(_, chosen)| *chosen).map(|(m, _)| m).collect();
-    Matrix::repack_all(&mut chosen);
+    let mut slabs =
+        plan.matrices.iter().zip(counts).flat_map(|(want, n)| (0..want.slabs.count).map(move |slab| slab < n));
+    // Copies for an MTP block lie apart: they can be given back without the others.
+    let (trunk, block) = out.split_at_mut(start[plan.program.trunk_matrices()]);
+    for part in [trunk, block] {
+        let mut chosen: Vec<&mut Matrix> =
+            part.iter_mut().zip(&mut slabs).filter(|(_, chosen)| *chosen).map(|(m, _)| m).collect();
+        Matrix::repack_all(&mut chosen);
+    }
     Ok((out, start))
 }
 

@@ -191,19 +191,22 @@ impl Program {
     /// Matrices that take part in products; the others are tables of rows.
     pub fn multiplied(&self) -> HashSet<MatrixId> {
         let mut out: HashSet<MatrixId> = self.head.into_iter().collect();
-        let mut ops = vec![&self.trunk];
+        out.extend(self.trunk.iter().flat_map(products));
         if let Some(mtp) = &self.mtp {
             out.insert(mtp.head);
-            ops.extend([&mtp.fill, &mtp.block]);
-        }
-        for op in ops.into_iter().flatten() {
-            match op {
-                Op::MatMul { outputs, .. } => out.extend(outputs.iter().map(|(matrix, _)| *matrix)),
-                Op::Experts(e) => out.extend([Some(e.up), Some(e.down), e.gate].into_iter().flatten()),
-                _ => {}
-            }
+            out.extend(mtp.fill.iter().chain(&mtp.block).flat_map(products));
         }
         out
+    }
+
+    /// How many matrices the trunk asks for. An MTP block asks for its own behind them.
+    pub fn trunk_matrices(&self) -> usize {
+        let tables = self.trunk.iter().filter_map(|op| match op {
+            Op::Embed { table, .. } | Op::Ngrams { table, .. } => Some(*table),
+            _ => None,
+        });
+        let all = tables.chain(self.trunk.iter().flat_map(products)).chain([self.head]);
+        all.map(|id| id.index() + 1).max().unwrap_or(0)
     }
 
     /// Every operation that may be run: those of the trunk, then those of the MTP block, of which `fill` is a part.
@@ -227,6 +230,29 @@ impl Program {
             _ => None,
         });
         written.min().unwrap_or(self.kv.len())
+    }
+
+    /// Takes the MTP block away, with its attention layers. Row buffers stay: most of them are the trunk's too.
+    pub fn drop_mtp(&mut self) {
+        let layers = self.trunk_kv_len();
+        let block = self.mtp.iter().flat_map(|mtp| &mtp.block);
+        let indexed = block.filter_map(|op| match op {
+            Op::StoreIndex { index, .. } => Some(*index),
+            _ => None,
+        });
+        let indexed = indexed.min().unwrap_or(self.index.len());
+        self.kv.truncate(layers);
+        self.index.truncate(indexed);
+        self.mtp = None;
+    }
+}
+
+/// Matrices that an operation multiplies with.
+fn products(op: &Op) -> Vec<MatrixId> {
+    match op {
+        Op::MatMul { outputs, .. } => outputs.iter().map(|(matrix, _)| *matrix).collect(),
+        Op::Experts(e) => [Some(e.up), Some(e.down), e.gate].into_iter().flatten().collect(),
+        _ => Vec::new(),
     }
 }
 

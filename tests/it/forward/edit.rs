@@ -64,14 +64,18 @@ pub struct Edit {
 impl Edit {
     /// A fixture, or a skip that has been reported.
     pub fn of(path: &str) -> Option<Self> {
-        let file = open(&fixture(path)?);
+        Some(Self::of_file(&open(&fixture(path)?)))
+    }
+
+    /// An open file.
+    pub fn of_file(file: &ModelFile) -> Self {
         let tensor = |t: &engine_io::gguf::TensorInfo| Tensor {
             name: t.name.clone(),
             dims: t.dims().to_vec(),
             kind: t.ty,
             data: file.data(t).as_ref().to_vec(),
         };
-        Some(Self { meta: file.meta().clone(), tensors: file.tensors().iter().map(tensor).collect() })
+        Self { meta: file.meta().clone(), tensors: file.tensors().iter().map(tensor).collect() }
     }
 
     /// With a key set.

@@ -22,6 +22,7 @@ use stats_alloc::{INSTRUMENTED_SYSTEM, StatsAlloc};
 
 use crate::forward::edit::Edit;
 use crate::forward::invariance::ids;
+use crate::forward::qwen3next::qwen3next;
 
 #[global_allocator]
 static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
@@ -118,13 +119,13 @@ impl Judged {
 fn count() {
     let mut judged = Judged::default();
     let options = ExecOptions { threads: 2, ..ExecOptions::default() };
-    for path in MODELS {
-        let Some(edit) = Edit::of(path) else { continue };
+    let stored = MODELS.iter().filter_map(|path| Some((*path, Edit::of(path)?)));
+    for (path, edit) in stored.chain(qwen3next().map(|edit| ("qwen3next", edit))) {
         let file = edit.file();
         let planned = Planned::new(&file, None, LoadOptions::default()).unwrap();
         let whole = Memory::of_plan(&planned.plan, &[], Repack::On, &tables_limits(), &options).unwrap();
         let before = live();
-        let model = Arc::new(planned.clone().load(&file, None, Repack::On).unwrap());
+        let mut model = Arc::new(planned.clone().load(&file, None, Repack::On).unwrap());
         let weights: Vec<Part> = whole.parts.iter().filter(|p| WEIGHTS.contains(&p.name)).copied().collect();
         judged.hold(&format!("{path}, weights"), &weights, live().saturating_sub(before), LOOSE_WEIGHTS);
 
@@ -147,6 +148,21 @@ fn count() {
         handle.commands.send(Command::Stop).unwrap();
         handle.join().unwrap();
         judged.hold(&format!("{path}, tables"), &tables, found, LOOSE);
+
+        // What a block that does not fit gives back: all that was copied of its matrices.
+        let trunk = Planned::new(&edit.trunk().file(), None, LoadOptions::default()).unwrap();
+        let trunk = Memory::of_plan(&trunk.plan, &[], Repack::On, &tables_limits(), &options).unwrap();
+        let copied = |memory: &Memory| {
+            memory.parts.iter().find(|p| p.name == "repacked weights").expect("a room of every plan").bytes
+        };
+        let own = copied(&whole) - copied(&trunk);
+        let before = live();
+        Arc::get_mut(&mut model).expect("nothing else has it").drop_mtp(String::new());
+        let back = before - live();
+        println!("{path}: {back} bytes given back of a block with {own} of copies");
+        if own == 0 || back < own {
+            judged.faults.push(format!("{path}: {back} bytes given back of a block with {own} of copies"));
+        }
     }
     judged.planned.sort_unstable();
     judged.planned.dedup();
