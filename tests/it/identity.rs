@@ -15,6 +15,8 @@ use engine_tests::fixtures::{fixture, skip, smollm2_gguf};
 use proptest::prelude::{ProptestConfig, Strategy as _};
 use sha2::{Digest as _, Sha256};
 
+use crate::forward::qwen3next::qwen3next;
+
 const WINDOWS: [u8; 6] = [0, 1, 2, 7, 15, 32];
 const PARALLEL: [usize; 2] = [1, 4];
 const THREADS: [usize; 2] = [1, 2];
@@ -147,6 +149,11 @@ fn qwen35moe_tiny() -> Option<Subject> {
         .map(|path| Subject::file("qwen35moe-tiny", path, 40).with_long_prompt())
 }
 
+/// The same in the layout of the older files.
+fn qwen3next_tiny() -> Option<Subject> {
+    qwen3next().map(|edit| Subject::code("qwen3next-tiny", edit.file(), None, 40).with_long_prompt())
+}
+
 fn qwen4exp_tiny() -> Option<Subject> {
     fixture("qwen4exp-tiny/qwen4exp-tiny-BF16.gguf")
         .map(|path| Subject::file("qwen4exp-tiny", path, 40).with_long_prompt())
@@ -176,6 +183,13 @@ fn qwen35_tiny_commits_the_same_ids_everywhere() {
 #[test]
 fn qwen35moe_tiny_commits_the_same_ids_everywhere() {
     if let Some(subject) = qwen35moe_tiny() {
+        check_covering(&subject);
+    }
+}
+
+#[test]
+fn qwen3next_tiny_commits_the_same_ids_everywhere() {
+    if let Some(subject) = qwen3next_tiny() {
         check_covering(&subject);
     }
 }
@@ -232,10 +246,10 @@ fn whole_grid() {
         skip("the whole identity grid", "IDENTITY_GRID is not set; the covering set and random cells ran");
         return;
     };
-    let subjects =
-        [Some(Subject::built_in()), qwen35_tiny(), qwen35moe_tiny(), nemotronh_tiny(), qwen4exp_tiny(), smollm2()];
+    let tiny = [qwen35_tiny(), qwen35moe_tiny(), qwen3next_tiny(), nemotronh_tiny(), qwen4exp_tiny()];
+    let subjects = [Some(Subject::built_in())].into_iter().chain(tiny).chain([smollm2()]);
     let wanted = |s: &Subject| wanted == "all" || wanted == s.name;
-    for subject in subjects.into_iter().flatten().filter(wanted) {
+    for subject in subjects.flatten().filter(wanted) {
         let references = References::new(&subject);
         let cells = grid(&subject.strategies());
         for cell in &cells {
@@ -326,7 +340,8 @@ fn check_states(subject: &Subject) {
 #[test]
 fn recurrent_state_equals_the_reference_after_every_commit() {
     check_states(&Subject::built_in());
-    for subject in [qwen35_tiny(), qwen35moe_tiny(), nemotronh_tiny(), qwen4exp_tiny()].into_iter().flatten() {
+    let tiny = [qwen35_tiny(), qwen35moe_tiny(), qwen3next_tiny(), nemotronh_tiny(), qwen4exp_tiny()];
+    for subject in tiny.into_iter().flatten() {
         check_states(&subject);
     }
 }

@@ -19,6 +19,7 @@ use serde_json::{Value, json};
 use super::client::{Answer, Client, ask, get};
 use super::process::Running;
 use crate::forward::edit::Edit;
+use crate::forward::qwen3next::qwen3next;
 
 const MODEL: &str = "qwen35-tiny/qwen35-tiny-Q8_0.gguf";
 const EH_PROJ: &str = "blk.6.nextn.eh_proj.weight";
@@ -88,6 +89,7 @@ fn a_block_that_belongs_to_its_model_passes() {
     ] {
         fitting.extend(fixture(name).map(|path| opened(ModelFile::open(&path, OpenOptions::default()).unwrap())));
     }
+    fitting.extend(qwen3next().map(|edit| opened(edit.file_as("qwen3next.gguf"))));
     for model in &fitting {
         let tallies = listen(model);
         // With room to spare: a fifth, in the first passage.
