@@ -205,7 +205,7 @@ impl Program {
             Op::Embed { table, .. } | Op::Ngrams { table, .. } => Some(*table),
             _ => None,
         });
-        let all = tables.chain(self.trunk.iter().flat_map(products)).chain([self.head]);
+        let all = tables.chain(self.trunk.iter().flat_map(products)).chain(self.head);
         all.map(|id| id.index() + 1).max().unwrap_or(0)
     }
 
