@@ -228,10 +228,10 @@ fn halves_are_told_from_the_whole() {
 #[test]
 fn what_is_no_head_of_this_model_is_named() {
     let rows = [
-        ("mtp.layers.0.self_attn.q_proj", "dialect H", "convert the checkpoint"),
-        ("model.mtp.layers.0.mlp.gate", "dialect H", "convert the checkpoint"),
-        ("mtp.pre_fc_norm_embedding", "dialect H", "convert the checkpoint"),
-        ("mtp.hyper_connection_mixer.hc_norm", "dialect H", "convert the checkpoint"),
+        ("mtp.layers.0.self_attn.q_proj", "dialect H", "engine-pack convert-head"),
+        ("model.mtp.layers.0.mlp.gate", "dialect H", "engine-pack convert-head"),
+        ("mtp.pre_fc_norm_embedding", "dialect H", "engine-pack convert-head"),
+        ("mtp.hyper_connection_mixer.hc_norm", "dialect H", "engine-pack convert-head"),
         ("self_attn.qkv_proj.qweight", "dialect K", "GGUF head"),
         ("nextn.pre_projection", "dialect G", "architecture of its own"),
         ("mtp_post_proj", "dialect G", "architecture of its own"),
