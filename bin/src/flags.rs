@@ -104,6 +104,11 @@ pub struct SizeFlags {
     /// What engines differ in.
     #[command(flatten)]
     pub conventions: ConventionFlags,
+}
+
+/// Which part of a model a program is for.
+#[derive(Clone, Copy, Debug, Args)]
+pub struct StageFlags {
     /// Run one stage of the model: 0/2 has the first blocks, the requests and HTTP, and needs --peer; 1/2 has the rest,
     /// and needs --listen. Each needs its own tensors only.
     #[arg(long, value_name = "I/N", value_parser = crate::stage::flags::parse_stage)]
@@ -113,12 +118,14 @@ pub struct SizeFlags {
     pub stage_split: Option<u32>,
 }
 
-impl SizeFlags {
+impl StageFlags {
     /// Which stage is asked for.
-    pub fn stage_choice(&self) -> Option<StageChoice> {
+    pub fn choice(&self) -> Option<StageChoice> {
         self.stage.map(|(index, count)| StageChoice { index, count, split: self.stage_split })
     }
+}
 
+impl SizeFlags {
     /// How files are opened.
     pub fn open_options(&self) -> OpenOptions {
         OpenOptions { mmap: !self.no_mmap, strict: self.strict }
@@ -131,7 +138,7 @@ impl SizeFlags {
             RepackFlag::On => Repack::On,
             RepackFlag::Off => Repack::Off,
         };
-        LoadOptions { repack, strict: self.strict, conventions: self.conventions.resolve(), stage: self.stage_choice() }
+        LoadOptions { repack, strict: self.strict, conventions: self.conventions.resolve(), stage: None }
     }
 
     /// How it is run.
@@ -228,6 +235,9 @@ pub struct LowArgs {
     /// What decides how much memory is taken.
     #[command(flatten)]
     pub size: SizeFlags,
+    /// Which part of the model.
+    #[command(flatten)]
+    pub stage: StageFlags,
     /// How the stages of a split model find each other.
     #[command(flatten)]
     pub link: LinkFlags,
@@ -313,7 +323,7 @@ impl LowArgs {
             return Err("--api-key (or ENGINE_API_KEY) is empty; leave it out to serve without keys".to_owned());
         }
         self.size.check()?;
-        self.link.check(&self.size, !self.api_key.is_empty() || self.api_key_file.is_some())?;
+        self.link.check(&self.stage, &self.size, !self.api_key.is_empty() || self.api_key_file.is_some())?;
         Ok(ServeArgs { low: self, strategy, given, schedule })
     }
 }

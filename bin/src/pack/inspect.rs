@@ -8,13 +8,13 @@ use engine::exec::ExecOptions;
 use engine::limits::Limits;
 use engine::memory::{Held, Memory};
 use engine::model::config::{Ffn, Mixer};
-use engine::model::load::{Planned, Repack};
+use engine::model::load::{LoadOptions, Planned, Repack};
 use engine::model::{Config, ModelError, MtpStatus};
 use engine_io::ModelFile;
 use engine_io::text::Tokenizer;
 use serde::Serialize;
 
-use crate::flags::SizeFlags;
+use crate::flags::{SizeFlags, StageFlags};
 use crate::hub;
 use crate::memory::{self, Setting, Subject, human};
 use crate::open::ModelSource;
@@ -31,6 +31,9 @@ pub struct InspectFlags {
     /// What decides how much memory is taken.
     #[command(flatten)]
     pub size: SizeFlags,
+    /// Which part of the model.
+    #[command(flatten)]
+    pub stage: StageFlags,
     /// Print one JSON object.
     #[arg(long)]
     pub json: bool,
@@ -186,7 +189,8 @@ pub struct Totals {
 pub fn inspect(flags: &InspectFlags) -> Result<Report, PackError> {
     let size = &flags.size;
     size.check().map_err(PackError::Usage)?;
-    let (open, load) = (size.open_options(), size.load_options());
+    let open = size.open_options();
+    let load = LoadOptions { stage: flags.stage.choice(), ..size.load_options() };
     let model = flags.model.as_deref().map(|path| hub::local(path, &|line| report::note(line))).transpose()?;
     let file = ModelSource::from(model).open(open).map_err(ModelError::from)?;
     let draft = size.spec_draft_model.as_ref().map(|path| ModelFile::open(path, open)).transpose();

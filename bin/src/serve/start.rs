@@ -9,7 +9,7 @@ use engine::engine::{EngineHandle, Settings, StartError};
 use engine::exec::{CpuExecutor, ExecOptions};
 use engine::limits::Limits;
 use engine::memory::MemoryError;
-use engine::model::load::Planned;
+use engine::model::load::{LoadOptions, Planned};
 use engine::model::{Model, ModelError, MtpStatus};
 use engine::stage::{Agreed, Split};
 use engine::step::Executor;
@@ -127,7 +127,7 @@ pub fn context_train(files: &Files) -> Result<usize, LoadError> {
 /// [`LoadError`].
 pub fn load(args: &ServeArgs, files: Files) -> Result<(Parts, EngineHandle), LoadError> {
     let size = &args.low.size;
-    let load = size.load_options();
+    let load = LoadOptions { stage: args.low.stage.choice(), ..size.load_options() };
     let Files { model: file, draft } = files;
     let draft = draft.as_ref();
     let planned = Planned::new(&file, draft, load)?;

@@ -7,7 +7,7 @@ use std::time::Duration;
 use clap::Args;
 
 use crate::bench::options::within;
-use crate::flags::SizeFlags;
+use crate::flags::{SizeFlags, StageFlags};
 
 /// The longest that a peer may take for an answer, unless told.
 const TIMEOUT_SECONDS_DEFAULT: usize = 60;
@@ -53,8 +53,8 @@ impl LinkFlags {
     ///
     /// # Errors
     /// What is wrong.
-    pub fn check(&self, size: &SizeFlags, keys: bool) -> Result<(), String> {
-        match size.stage {
+    pub fn check(&self, stage: &StageFlags, size: &SizeFlags, keys: bool) -> Result<(), String> {
+        match stage.stage {
             None => Ok(()),
             Some((0, _)) => {
                 if self.peer.is_none() {

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use engine::exec::CpuExecutor;
-use engine::model::load::Planned;
+use engine::model::load::{LoadOptions, Planned};
 use engine::model::{Model, ModelError, MtpStatus};
 use engine::stage::wire::{self, Kind, WireError};
 use engine::stage::{Agreed, LastStage};
@@ -79,7 +79,7 @@ impl StageServer {
                  stages the same --stage-key-file, or listen on 127.0.0.1"
             )));
         }
-        let load = size.load_options();
+        let load = LoadOptions { stage: args.low.stage.choice(), ..size.load_options() };
         let Files { model: file, draft } = files;
         let draft = draft.as_ref();
         let planned = Planned::new(&file, draft, load)?;

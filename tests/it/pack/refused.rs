@@ -101,7 +101,7 @@ fn tensors_that_no_rule_takes_or_that_are_missing() {
     // A name of a form that is known, of a tensor that is not.
     let mut stray = head.clone();
     stray.weights("blk.4.ffn_sideways.weight", &[64]);
-    refused(&target, &stray, &["blk.4.ffn_sideways.weight is no tensor of an MTP block of qwen35", "qwen35/1"]);
+    refused(&target, &stray, &["head.gguf", "blk.4.ffn_sideways.weight is not known to this architecture"]);
     for name in ["nextn.enorm", "attn_q", "ffn_down", "nextn.eh_proj"] {
         let name = format!("blk.4.{name}.weight");
         refused(&target, &head.clone().drop(|n| n == name), &["head.gguf", &name]);
@@ -204,10 +204,10 @@ fn files_that_are_no_models() {
     fs::write(path("pack/dense.bin"), "x").unwrap();
     says(&target, &path("pack"), &["pack for a runtime of its own", "Strata"]);
     fs::write(path("h.safetensors"), "x").unwrap();
-    says(&target, &path("h.safetensors"), &["engine-pack convert-head"]);
+    says(&target, &path("h.safetensors"), &["h.safetensors: not a safetensors file that can be read"]);
     fs::create_dir(path("checkpoint")).unwrap();
     fs::write(path("checkpoint/model.safetensors"), "x").unwrap();
-    says(&target, &path("checkpoint"), &["engine-pack convert-head"]);
+    says(&target, &path("checkpoint"), &["model.safetensors: not a safetensors file that can be read"]);
     // Links that lead nowhere, files cut short, raw parts.
     symlink("blobs/gone", path("dangling.gguf")).unwrap();
     says(&path("dangling.gguf"), &head, &["dangling.gguf: the link points to blobs/gone, which does not exist"]);

@@ -140,18 +140,6 @@ pub enum Reason {
         /// Its length.
         len: usize,
     },
-    /// A tensor that the architecture does not have.
-    #[error("{head}: {tensor} is no tensor of an MTP block of {arch} (schema {schema}); use the head of this model")]
-    NotInSchema {
-        /// Path of the head.
-        head: String,
-        /// Its name.
-        tensor: String,
-        /// Architecture.
-        arch: &'static str,
-        /// The list.
-        schema: String,
-    },
     /// A name that the target has.
     #[error("{head}: {tensor} would be there twice, {target} has it; give a target without a head")]
     Collision {

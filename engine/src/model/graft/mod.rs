@@ -18,9 +18,9 @@ use super::config::Config;
 use super::conventions::Conventions;
 use super::dialect;
 use super::plan::{FileView, Plan};
+use super::sidecar;
 use super::stage::Stage;
 use super::tensors::Inventory;
-use super::{schema, sidecar};
 
 pub use error::{GraftError, Reason};
 pub use keys::{KeyEdit, is_per_block};
@@ -378,7 +378,7 @@ fn check_planned(
     tensors: &[NewTensor],
     alike: bool,
 ) -> Vec<Reason> {
-    let (path, arch) = (head.name(), config.arch.name());
+    let path = head.name();
     let mut out = Vec::new();
     for NewTensor { info, .. } in tensors {
         let (head, name) = (path.clone(), info.name.clone());
@@ -397,17 +397,9 @@ fn check_planned(
     let target_path = target.name();
     let model = FileView { path: &target_path, config, tensors: &own, refused: None };
     let draft = FileView { path: &path, config: of_head, tensors: &beside, refused: None };
-    match Plan::new(model, Stage::whole(config.trunk), Some(draft), false, Conventions::default()) {
-        Err(source) => out.push(Reason::Model { head: path, source: Box::new(source) }),
-        Ok(plan) => {
-            let stray = plan.unexpected.iter().filter(|name| beside.has(name) && !own.has(name));
-            out.extend(stray.map(|name| Reason::NotInSchema {
-                head: path.clone(),
-                tensor: name.clone(),
-                arch,
-                schema: schema::id(config),
-            }));
-        }
+    // A tensor of the head that the architecture does not have is refused here, too.
+    if let Err(source) = Plan::new(model, Stage::whole(config.trunk), Some(draft), false, Conventions::default()) {
+        out.push(Reason::Model { head: path, source: Box::new(source) });
     }
     out
 }

@@ -63,9 +63,11 @@ pub fn blob(bytes: &[u8], lfs: bool) -> String {
     hasher.finalize().iter().map(|b| format!("{b:02x}")).collect()
 }
 
-/// An answer with its length.
+/// An answer with its length. A connection is for one request: whoever used it again would find it closed.
 pub fn answer(status: &str, headers: &str, body: &[u8]) -> Vec<u8> {
-    let mut out = format!("HTTP/1.1 {status}\r\nContent-Length: {}\r\n{headers}\r\n", body.len()).into_bytes();
+    let length = body.len();
+    let mut out =
+        format!("HTTP/1.1 {status}\r\nConnection: close\r\nContent-Length: {length}\r\n{headers}\r\n").into_bytes();
     out.extend_from_slice(body);
     out
 }
