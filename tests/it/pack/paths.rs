@@ -92,3 +92,22 @@ fn what_is_no_package_is_refused_by_every_verb() {
         assert!(format!("{text}{error}").contains(MANIFEST), "{line:?}: {text}{error}");
     }
 }
+
+/// Flags of a verb that contradict each other end a program built with assertions, whatever it is asked.
+#[test]
+fn every_verb_explains_itself() {
+    let (code, all, error) = engine_pack(&["--help"]);
+    assert_eq!(code, Some(0), "{error}");
+    let verbs: Vec<&str> = all
+        .lines()
+        .skip_while(|line| *line != "Commands:")
+        .skip(1)
+        .take_while(|line| !line.is_empty())
+        .filter_map(|line| line.strip_prefix("  ").filter(|line| !line.starts_with(' '))?.split_whitespace().next())
+        .collect();
+    assert!(verbs.len() > 10 && verbs.contains(&"preflight"), "{verbs:?}");
+    for verb in verbs {
+        let (code, text, error) = engine_pack(&[verb, "--help"]);
+        assert!(code == Some(0) && text.contains("Usage: engine-pack"), "{verb}: {error}");
+    }
+}
