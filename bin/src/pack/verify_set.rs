@@ -58,16 +58,21 @@ pub fn code(report: &Report) -> u8 {
     if report.faults.is_empty() { 0 } else { error::REFUSED }
 }
 
-/// A model without a record: it loads, or it does not.
+/// A model without a record: there is nothing that it could be held against.
 fn plain(model: &ModelFile) -> Report {
-    let faults = Planned::new(model, None, LoadOptions::default()).err().map(|error| error.to_string());
+    let fault = format!(
+        "neither {} nor {} is beside it, so there is nothing to compare with; engine-pack doctor tells whether it would \
+         load",
+        provenance::FILE_NAME,
+        engine_io::package::MANIFEST
+    );
     Report {
         file: model.name(),
         kind: Kind::Model,
         tensors: model.tensors().len(),
         compared: 0,
-        unhashed: vec!["everything: there is no provenance record".into()],
-        faults: faults.into_iter().collect(),
+        unhashed: Vec::new(),
+        faults: vec![fault],
     }
 }
 
@@ -158,6 +163,10 @@ pub fn text(report: &Report) -> String {
         vec![format!("{}: {what}, {} tensors, {} digests compared", report.file, report.tensors, report.compared)];
     out.extend(report.unhashed.iter().map(|what| format!("no digest was recorded of {what}")));
     out.extend(report.faults.iter().map(|fault| format!("wrong: {fault}")));
-    out.push(if report.faults.is_empty() { "as recorded".into() } else { "not as recorded".into() });
+    out.push(match (report.kind, report.faults.is_empty()) {
+        (Kind::Model, _) => "nothing was compared".into(),
+        (Kind::Grafted, true) => "as recorded".into(),
+        (Kind::Grafted, false) => "not as recorded".into(),
+    });
     out.join("\n") + "\n"
 }

@@ -124,7 +124,7 @@ fn tensors_that_no_rule_takes_or_that_are_missing() {
     assert_eq!(place.graft(|_| {}).unwrap().dropped[0].name, "output_norm.weight");
     // Names of checkpoints, of saved states, of other drafts: what they are is said.
     for (name, part) in [
-        ("mtp.layers.0.self_attn.q_proj.weight", "convert the checkpoint"),
+        ("mtp.layers.0.self_attn.q_proj.weight", "engine-pack convert-head"),
         ("enorm.weight", "saved draft state"),
         ("nextn.pre_projection.weight", "architecture of its own"),
     ] {
