@@ -321,7 +321,7 @@ impl LinkThread {
         loop {
             self.mail.look()?;
             if let Some((sequence, frame)) = &self.mail.waiting {
-                // Jobs of this session are one at a time, and nobody may stop in the middle of a frame.
+                // A connection has one job at a time, and nobody may stop in the middle of a frame.
                 conn.send(frame, &mut self.ear, timeout, || Ok(()))?;
                 let sequence = *sequence;
                 let reply = loop {
