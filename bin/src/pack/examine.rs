@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use engine::memory::{Held, Memory};
 use engine::model::load::{LoadOptions, Planned, Repack};
-use engine::model::{Config, ModelError, MtpStatus};
+use engine::model::{Config, ModelError, MtpStatus, stage};
 use engine_io::package::manifest::{Manifest, Proposer, Speculative, Strategy};
 use engine_io::package::stages::Needs;
 use engine_io::package::{self, Issue, Package, Role, check};
@@ -45,13 +45,7 @@ impl Found {
 /// # Errors
 /// Metadata that cannot be read.
 pub fn needs(model: &ModelFile) -> Result<Needs, ModelError> {
-    Ok(needs_of(model, &Config::read(model.meta())?))
-}
-
-fn needs_of(model: &ModelFile, config: &Config) -> Needs {
-    let head = (config.nextn == 1).then_some(config.trunk as u32);
-    let ngram = config.qwen4exp.as_ref().and_then(|own| Some(own.ngram.as_ref()?.block as u32));
-    Needs::of(model.tensors(), config.blocks.len() as u32, head, ngram)
+    Ok(stage::needs(model, &Config::read(model.meta())?))
 }
 
 /// Holds the manifest against the model. `drafting`: what it says about drafting makes sense by itself.
@@ -81,7 +75,7 @@ pub fn model(model: &ModelFile, package: &Package, drafting: bool) -> Found {
         let message = format!("is {width}, the model's hidden size is {}", config.d_model);
         found.add("activation_width_mismatch", "activation_width", message);
     }
-    let needs = needs_of(model, &config);
+    let needs = stage::needs(model, &config);
     let head = needs.head;
     if needs.head_needs_table() && model.tensor("token_embd.weight").is_none() {
         let message = "the MTP block embeds the token just chosen, and no artifact has token_embd.weight or a table of \

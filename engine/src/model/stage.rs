@@ -12,6 +12,7 @@ use std::fmt;
 use std::ops::Range;
 
 use engine_io::ModelFile;
+use engine_io::package::stages::{self, Needs};
 
 use super::config::Config;
 use super::error::ModelError;
@@ -131,7 +132,7 @@ pub fn resolve(model: &ModelFile, config: &Config, choice: Option<StageChoice>) 
         return refuse(format!("its trunk has {trunk} block; a model is split between two blocks"));
     }
     let border = match stated {
-        None => split.map_or_else(|| balanced(model, trunk), |split| split as usize),
+        None => split.map_or_else(|| balanced(model, config), |split| split as usize),
         Some(s) => {
             if (s.index, s.count) != (index, count) {
                 return refuse(format!(
@@ -164,24 +165,15 @@ pub fn resolve(model: &ModelFile, config: &Config, choice: Option<StageChoice>) 
     Ok(Stage { first: BlockId(first), end: BlockId(end), trunk })
 }
 
-/// First block of the last stage such that the larger stage is as small as can be, by bytes of tensors: the first has
-/// the token table, the last everything behind the trunk.
-fn balanced(model: &ModelFile, trunk: usize) -> usize {
-    let mut blocks = vec![0u64; trunk];
-    let (mut first, mut last) = (0u64, 0u64);
-    for tensor in model.tensors() {
-        let block = tensor.name.strip_prefix("blk.").and_then(|rest| rest.split_once('.')?.0.parse::<usize>().ok());
-        match block {
-            Some(block) if block < trunk => blocks[block] += tensor.bytes,
-            None if tensor.name.starts_with("token_embd.") => first += tensor.bytes,
-            // A table of n-grams belongs to whichever stage has its block, and is looked up, not read through.
-            None if tensor.name.starts_with("per_layer_token_embd.") => {}
-            _ => last += tensor.bytes,
-        }
-    }
-    let larger = |border: &usize| {
-        let sum = |blocks: &[u64]| blocks.iter().sum::<u64>();
-        (first + sum(&blocks[..*border])).max(last + sum(&blocks[*border..]))
-    };
-    (1..trunk).min_by_key(larger).unwrap_or(1)
+/// Which tensors the stages of a model need, and with it where to cut: packages, preflight and processes ask here.
+pub fn needs(model: &ModelFile, config: &Config) -> Needs {
+    let head = (config.nextn == 1).then_some(config.trunk as u32);
+    let ngram = config.qwen4exp.as_ref().and_then(|own| Some(own.ngram.as_ref()?.block as u32));
+    Needs::of(model.tensors(), config.trunk as u32 + u32::from(head.is_some()), head, ngram)
+}
+
+/// First block of the last stage such that the larger stage is as small as can be.
+fn balanced(model: &ModelFile, config: &Config) -> usize {
+    let ranges = stages::ranges(model.tensors(), &needs(model, config), 2, None);
+    ranges.expect("a trunk of two blocks or more can be cut")[1].start as usize
 }

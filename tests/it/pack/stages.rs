@@ -6,12 +6,15 @@ use engine::exec::ExecOptions;
 use engine::limits::Limits;
 use engine::memory::Memory;
 use engine::model::load::{LoadOptions, Planned, Repack};
+use engine::model::stage::StageChoice;
 use engine_bin::pack::materialize::{self, MaterializeFlags, STAGE_KEYS, StageOf};
 use engine_io::{ModelFile, OpenOptions};
 use engine_tests::fixtures::fixture;
 use serde_json::json;
 
+use super::files::Whole;
 use super::{Packed, engine_pack};
+use crate::forward::edit::Edit;
 use crate::refusals::tiny;
 
 fn stage(packed: &Packed, index: u32, count: u32, stage_split: Option<u32>) -> (materialize::Report, ModelFile) {
@@ -141,5 +144,28 @@ fn the_program_writes_a_stage_or_refuses() {
         let (code, _, text) = engine_pack(&line);
         assert!(code == Some(3) && text.contains("the trunk has 4 blocks"), "{text}");
         assert!(!other.exists());
+    }
+}
+
+/// Whoever is not told where to cut finds the same border: what preflight plans and a stage file holds is what a process
+/// runs of the whole model.
+#[test]
+fn packages_and_processes_cut_at_one_border() {
+    let mut models: Vec<(String, Edit)> = Whole::all().into_iter().map(|w| (w.arch.to_string(), w.edit)).collect();
+    models.push(("a trunk".to_owned(), tiny::trunk("qwen35")));
+    for (name, edit) in models {
+        let packed = Packed::of(&edit.bytes());
+        let planned = packed.preflight(2, false);
+        let (cut, _) = stage(&packed, 0, 2, None);
+        for path in [&packed.model, &packed.dir] {
+            let file = ModelFile::open(path, OpenOptions::default()).unwrap();
+            for index in [0, 1] {
+                let choice = Some(StageChoice { index, count: 2, split: None });
+                let options = LoadOptions { stage: choice, ..LoadOptions::default() };
+                let stage = Planned::new(&file, None, options).unwrap().plan.stage;
+                let border = if index == 0 { stage.end } else { stage.first }.0 as u32;
+                assert_eq!([planned.stages[0].layer_end, cut.layer_end], [border; 2], "{name}, stage {index}");
+            }
+        }
     }
 }
