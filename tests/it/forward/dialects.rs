@@ -9,7 +9,7 @@ use engine::model::{Config, Model, ModelError, MtpStatus};
 use engine_bin::bench::single::Want;
 use engine_io::TensorType;
 
-use super::edit::{Edit, edit, refused, trunk_only};
+use super::edit::{Edit, edit, refused, renamed, trunk_only, with};
 use super::generate::qwen4exp;
 use super::invariance::ids;
 use super::qwen4exp::says;
@@ -17,27 +17,6 @@ use super::{integer, single};
 use crate::refusals::tiny;
 
 const MIXER: [&str; 3] = ["norm", "down", "up"];
-
-/// With every name that begins with `from` beginning with `to`.
-fn renamed(mut edit: Edit, from: &str, to: &str) -> Edit {
-    let mut changed = 0;
-    for t in &mut edit.tensors {
-        if let Some(rest) = t.name.strip_prefix(from) {
-            t.name = format!("{to}{rest}");
-            changed += 1;
-        }
-    }
-    assert!(changed > 0, "nothing is called {from}");
-    edit
-}
-
-/// With tensors of another file.
-fn with(mut edit: Edit, other: &Edit, prefix: &str) -> Edit {
-    let before = edit.tensors.len();
-    edit.tensors.extend(other.tensors.iter().filter(|t| t.name.starts_with(prefix)).cloned());
-    assert!(edit.tensors.len() > before);
-    edit
-}
 
 /// Trunk of the generated `qwen4exp` model.
 fn trunk() -> Edit {

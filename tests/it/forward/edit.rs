@@ -193,6 +193,27 @@ pub fn trunk_only(edit: &Edit, parts: &[&str]) {
     }
 }
 
+/// With every name that begins with `from` beginning with `to`.
+pub fn renamed(mut edit: Edit, from: &str, to: &str) -> Edit {
+    let mut changed = 0;
+    for t in &mut edit.tensors {
+        if let Some(rest) = t.name.strip_prefix(from) {
+            t.name = format!("{to}{rest}");
+            changed += 1;
+        }
+    }
+    assert!(changed > 0, "nothing is called {from}");
+    edit
+}
+
+/// With tensors of another file.
+pub fn with(mut edit: Edit, other: &Edit, prefix: &str) -> Edit {
+    let before = edit.tensors.len();
+    edit.tensors.extend(other.tensors.iter().filter(|t| t.name.starts_with(prefix)).cloned());
+    assert!(edit.tensors.len() > before);
+    edit
+}
+
 /// An [`Edit`], or the end of the test.
 macro_rules! edit {
     ($path:expr) => {

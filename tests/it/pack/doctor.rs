@@ -10,7 +10,8 @@ use engine_io::TensorType;
 use engine_io::gguf::{Array, Value};
 use tempfile::TempDir;
 
-use super::files::{Place, Whole, renamed, shards, with, write};
+use super::files::{Place, Whole, shards, write};
+use crate::forward::edit::{renamed, with};
 use crate::serve::process::program;
 
 fn flags(model: &Path) -> DoctorFlags {

@@ -17,8 +17,8 @@ use engine_io::{ModelFile, OpenOptions};
 use engine_tests::fixtures::fixture;
 use serde_json::json;
 
-use super::files::{Place, REVISION, Whole, halved, renamed, with, write};
-use crate::forward::edit::Edit;
+use super::files::{Place, REVISION, Whole, halved, write};
+use crate::forward::edit::{Edit, renamed, with};
 use crate::forward::invariance::ids;
 use crate::forward::open;
 use crate::forward::qwen4exp::says;

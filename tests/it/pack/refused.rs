@@ -8,8 +8,8 @@ use engine_io::TensorType;
 use engine_io::gguf::{Array, Value};
 use tempfile::TempDir;
 
-use super::files::{Place, Whole, flags, halved, renamed, shards, with, write};
-use crate::forward::edit::Edit;
+use super::files::{Place, Whole, flags, halved, shards, write};
+use crate::forward::edit::{Edit, renamed, with};
 
 /// The graft is refused with exit code 3, a message that has all of `parts`, and no output.
 fn refused(target: &Edit, head: &Edit, parts: &[&str]) {
