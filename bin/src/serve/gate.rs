@@ -97,11 +97,11 @@ impl Gate<'_> {
                 State::Loading => Err(ApiError::loading()),
                 State::Draining => Err(ApiError::draining()),
                 State::Dead => Err(ApiError::dead()),
-                State::Serving if self.shared.outage.read().why().is_some() => {
-                    Err(ApiError::stage_unavailable(&self.shared.outage.read().why().unwrap_or_default()))
-                }
-                State::Serving if *route == Route::Ready && self.queue_full => Err(ApiError::queue_full(1)),
-                State::Serving => Ok(ok()),
+                State::Serving => match self.shared.outage.read().why() {
+                    Some(why) => Err(ApiError::stage_unavailable(&why)),
+                    None if *route == Route::Ready && self.queue_full => Err(ApiError::queue_full(1)),
+                    None => Ok(ok()),
+                },
             },
             Route::Version => Ok(Reply::json(200, &info::version())),
             Route::Metrics => {

@@ -200,16 +200,16 @@ impl<L: Link> Split<L> {
         }
         let kept: Vec<usize> = (0..work.state.len()).filter(|&s| self.whole[work.state[s].index()]).collect();
         let all = kept.len() == work.state.len();
-        let trunk = if all { work.clone() } else { part(work, &kept) };
-        let step = match self.pending.take() {
-            Some(pending) => Step { trunk, ..pending },
-            None => Step { ops, trunk, ..Step::default() },
-        };
+        // The local half runs the rows alone: it has applied the operations, and has no MTP block.
+        let mut step = Step { trunk: if all { work.clone() } else { part(work, &kept) }, ..Step::default() };
         let rows = step.trunk.token.len();
         if rows > 0 {
-            let pass = Step { trunk: step.trunk.clone(), ..Step::default() };
-            self.local.run_stage(&pass, &[], &mut self.scratch);
+            self.local.run_stage(&step, &[], &mut self.scratch);
         }
+        (step.ops, step.mtp) = match self.pending.take() {
+            Some(pending) => (pending.ops, pending.mtp),
+            None => (ops, MtpWork::default()),
+        };
         let Some(Reply { result, ahead }) = self.send(&step, true, rows) else {
             // What the flags of sequences said until now is over; the verdicts of this pass with it.
             return;

@@ -6,7 +6,8 @@ use engine::model::{Config, schema};
 use engine_io::ModelFile;
 use engine_io::compat::{Action, RULES, block_of};
 use engine_io::digest::{Sha256, TensorTree};
-use engine_io::gguf::{Meta, keys};
+use engine_io::gguf::keys;
+use engine_io::package::tokenizer_digest;
 use engine_io::provenance::{
     Container, Declares, FileEntry, Invariants, KvChange, Op, Provenance, Role, RuleAction, Schema, Source, Step,
     TensorOrigin, TensorRule, Tool, ToolKind, Transform,
@@ -34,7 +35,7 @@ pub fn record(
     let Sources { target, head, plan } = sources;
     let of_target = |name: &str| target.tensor(name).is_some();
     let target_tree = tree(written, digests, of_target).map(|t| t.0);
-    let tokenizer = tokens(target.meta());
+    let tokenizer = tokenizer_digest(target.meta());
     let mut of_target_source = source("target", Role::Target, target)?;
     of_target_source.tensor_tree_sha256 = target_tree;
     let mut outputs = Vec::with_capacity(done.shards.len());
@@ -263,17 +264,6 @@ fn tree(model: &ModelFile, digests: &Digests, takes: impl Fn(&str) -> bool) -> O
     Some((tree.digest(), tree.len()))
 }
 
-/// Digest of the token list: each token as a length and its bytes.
-fn tokens(meta: &Meta) -> Option<Sha256> {
-    let list = meta.get_str_array("tokenizer.ggml.tokens").ok()??;
-    let mut bytes = Vec::new();
-    for token in list.iter() {
-        bytes.extend_from_slice(&(token.len() as u64).to_le_bytes());
-        bytes.extend_from_slice(token);
-    }
-    Some(Sha256::of(&bytes))
-}
-
 fn source(id: &str, role: Role, model: &ModelFile) -> Result<Source, PackError> {
     let first = &model.shards()[0];
     let meta = model.meta();
@@ -305,7 +295,7 @@ fn source(id: &str, role: Role, model: &ModelFile) -> Result<Source, PackError> 
             nextn_predict_layers: number(keys::NEXTN_PREDICT_LAYERS),
             hidden_size: number("embedding_length"),
             vocab_size: meta.get_str_array("tokenizer.ggml.tokens").ok().flatten().map(|t| t.len() as u64),
-            tokenizer_sha256: tokens(meta),
+            tokenizer_sha256: tokenizer_digest(meta),
         }),
         files: files.collect(),
         tensor_tree_sha256: None,
