@@ -68,7 +68,8 @@ pub enum ScheduleFlag {
 /// Flags that decide how much memory a model takes, and what is computed with it.
 #[derive(Clone, Debug, Args)]
 pub struct SizeFlags {
-    /// An MTP sidecar of the model: its block drafts instead of the model's own [also: --draft-model, -md]
+    /// An MTP sidecar of the model, or hf:ORG/NAME[:QUANT] of a hub: its block drafts instead of the model's own [also:
+    /// --draft-model, -md]
     #[arg(long, alias = "draft-model", value_name = "SIDECAR.gguf")]
     pub spec_draft_model: Option<PathBuf>,
     /// Tokens one request may hold; 0 = as many as the model was made for [default: the model's, at most 8192]

@@ -7,6 +7,7 @@
 //!   GGUF.
 //! - [`digest`] names files, tensors and whole directories of tensors by SHA-256; [`provenance`] is the record of what a
 //!   file was made from.
+//! - [`made`] reads what is made a piece at a time.
 //! - [`text`] is the way between characters and token ids: vocabularies, pre-tokenizers, BPE, chat templates.
 //! - [`mmap`] is the one place with `unsafe`: read-only mappings, and the answer to a file that shrinks under one.
 //! - [`watch::FileWatch`] tells whether mapped files are still what they were.
@@ -20,6 +21,7 @@ pub mod digest;
 pub mod error;
 pub mod gguf;
 mod heap;
+pub mod made;
 pub mod mmap;
 pub mod package;
 pub mod provenance;

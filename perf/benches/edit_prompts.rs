@@ -1,9 +1,11 @@
 //! The eight edit prompts: target passes, accepted drafts by source and tok/s of every strategy beside `off`.
 //!
-//! `cargo bench -p engine-perf --bench edit_prompts [-- --model PATH] [--policy fixed|adaptive] [--rounds N]
-//! [--threads N] [--max-tokens N]` prints CSV. Strategies are interleaved inside a round, rounds are repeated, times
-//! are medians. A row whose ids differ from `off` ends the program: its figures would be void.
+//! `cargo bench -p engine-perf --bench edit_prompts [-- --model PATH] [--draft-model SIDECAR] [--policy fixed|adaptive]
+//! [--rounds N] [--threads N] [--max-tokens N]` prints CSV. Strategies are interleaved inside a round, rounds are
+//! repeated, times are medians. A row whose ids differ from `off` ends the program: its figures would be void; `ids` is
+//! the beginning of their digest, by which runs of other heads are compared.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -16,11 +18,13 @@ use engine::model::load::LoadOptions;
 use engine::schedule::Schedule;
 use engine_bin::embed::{Outcome, run_all};
 use engine_bin::open::{ModelSource, Opened};
-use engine_io::OpenOptions;
+use engine_io::digest::Sha256;
+use engine_io::{ModelFile, OpenOptions};
 use engine_tests::edits::{prompts, submission};
 
 struct Args {
     source: ModelSource,
+    draft: Option<PathBuf>,
     policy: WindowPolicy,
     rounds: usize,
     threads: usize,
@@ -28,13 +32,20 @@ struct Args {
 }
 
 fn args() -> Args {
-    let mut out =
-        Args { source: ModelSource::BuiltIn, policy: WindowPolicy::Adaptive, rounds: 5, threads: 1, max_tokens: 400 };
+    let mut out = Args {
+        source: ModelSource::BuiltIn,
+        draft: None,
+        policy: WindowPolicy::Adaptive,
+        rounds: 5,
+        threads: 1,
+        max_tokens: 400,
+    };
     let mut words = std::env::args().skip(1).filter(|w| w != "--bench");
     while let Some(word) = words.next() {
         let mut value = || words.next().unwrap_or_else(|| panic!("{word} wants a value"));
         match word.as_str() {
             "--model" => out.source = ModelSource::Path(value().into()),
+            "--draft-model" => out.draft = Some(value().into()),
             "--policy" => {
                 out.policy = match value().as_str() {
                     "fixed" => WindowPolicy::Fixed,
@@ -58,7 +69,10 @@ fn median(mut values: Vec<f64>) -> f64 {
 
 fn main() {
     let args = args();
-    let opened = Opened::new(&args.source, OpenOptions::default(), LoadOptions::default()).expect("the model loads");
+    let (open, load) = (OpenOptions::default(), LoadOptions::default());
+    let file = args.source.open(open).expect("the model opens");
+    let draft = args.draft.map(|path| ModelFile::open(path, open).expect("the sidecar opens"));
+    let opened = Opened::of(file, draft.as_ref(), load).expect("the model loads");
     let limits = Limits::new(1, opened.model.config.context_train.min(2048));
     let options = ExecOptions { threads: args.threads, ..ExecOptions::default() };
     let executor = CpuExecutor::new(Arc::clone(&opened.model), limits.clone(), options);
@@ -68,7 +82,7 @@ fn main() {
 
     let mtp = opened.model.program.mtp.is_some();
     let strategies: Vec<Strategy> = Strategy::ALL.into_iter().filter(|s| mtp || !s.uses_mtp()).collect();
-    println!("prompt,strategy,tokens,passes,tok_s,wall_ms,mtp_drafted,mtp_accepted,suffix_drafted,suffix_accepted");
+    println!("prompt,strategy,tokens,passes,tok_s,wall_ms,mtp_drafted,mtp_accepted,suffix_drafted,suffix_accepted,ids");
     let mut ticket = 0;
     for prompt in prompts(&opened) {
         let mut runs: Vec<Vec<(Outcome, f64)>> = strategies.iter().map(|_| Vec::new()).collect();
@@ -82,6 +96,8 @@ fn main() {
             }
         }
         let off = runs[0][0].0.tokens.clone();
+        let ids: Vec<u8> = off.iter().flat_map(|token| token.0.to_le_bytes()).collect();
+        let ids = Sha256::of(&ids).to_string();
         for (strategy, runs) in strategies.iter().zip(&runs) {
             for (outcome, _) in runs {
                 assert_eq!(outcome.tokens, off, "{} commits other ids than off", strategy.name());
@@ -90,7 +106,7 @@ fn main() {
             let rate =
                 |o: &Outcome| (o.report.completion_tokens - 1) as f64 * 1e9 / o.report.predicted_ns.max(1) as f64;
             println!(
-                "{},{},{},{},{:.1},{:.2},{},{},{},{}",
+                "{},{},{},{},{:.1},{:.2},{},{},{},{},{}",
                 prompt.id,
                 strategy.name(),
                 off.len(),
@@ -101,6 +117,7 @@ fn main() {
                 of(&|(o, _)| o.report.mtp.accepted as f64),
                 of(&|(o, _)| o.report.suffix.drafted as f64),
                 of(&|(o, _)| o.report.suffix.accepted as f64),
+                &ids[..8],
             );
         }
     }

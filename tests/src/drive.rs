@@ -9,13 +9,14 @@ use engine::cost::Cost;
 use engine::engine::{Settings, start};
 use engine::exec::{CpuExecutor, ExecOptions};
 use engine::ids::{Ticket, TokenId};
-use engine::limits::{Limits, MTP_TOKENS_DEFAULT, SUFFIX_MAX_DEFAULT, SUFFIX_MIN_DEFAULT, WINDOW_MAX};
+use engine::limits::{Limits, WINDOW_MAX};
 use engine::model::Model;
 use engine::model::load::LoadOptions;
 use engine::model::stage::StageChoice;
 use engine::schedule::Schedule;
 use engine::step::Executor;
 use engine_bin::embed::{Outcome, run_all};
+use engine_bin::menu::BUILT_IN;
 use engine_bin::open::{ModelSource, Opened};
 use engine_io::text::EncodeOptions;
 use engine_io::{ModelFile, OpenOptions};
@@ -166,14 +167,13 @@ impl Cell {
     pub fn speculation(&self) -> Speculation {
         Speculation {
             strategy: self.strategy,
-            mtp_tokens: if self.strategy == Strategy::Mtp { self.window.min(15) } else { MTP_TOKENS_DEFAULT as u8 },
-            suffix_min: SUFFIX_MIN_DEFAULT as u8,
-            suffix_max: SUFFIX_MAX_DEFAULT as u8,
+            mtp_tokens: if self.strategy == Strategy::Mtp { self.window.min(15) } else { BUILT_IN.mtp_tokens },
             suffix_tokens: self.window,
             policy: self.policy,
             window_initial: self.window,
             window_min: self.window.min(1),
             window_max: self.window,
+            ..BUILT_IN
         }
     }
 }

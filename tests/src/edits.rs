@@ -3,7 +3,7 @@
 
 use engine::api::{Sampling, Speculation, Stop, Strategy, Submission, WindowPolicy};
 use engine::ids::{Ticket, TokenId};
-use engine::limits::{MTP_TOKENS_DEFAULT, SUFFIX_MAX_DEFAULT, SUFFIX_MIN_DEFAULT, WINDOW_MAX_DEFAULT};
+use engine_bin::menu::BUILT_IN;
 use engine_bin::open::Opened;
 use engine_io::text::{ChatTemplate, RenderInput, TemplateLimits};
 use serde_json::{Map, Value};
@@ -65,24 +65,15 @@ pub fn submission(
     strategy: Strategy,
     policy: WindowPolicy,
 ) -> Submission {
-    let window = WINDOW_MAX_DEFAULT as u8;
+    let window = BUILT_IN.window_max;
+    let window_initial = if policy == WindowPolicy::Fixed { window } else { window / 2 };
     Submission {
         ticket: Ticket(ticket),
         prompt: prompt.to_vec(),
         max_tokens,
         sampling: Sampling::greedy(),
         stop: Stop::default(),
-        speculation: Speculation {
-            strategy,
-            mtp_tokens: MTP_TOKENS_DEFAULT as u8,
-            suffix_min: SUFFIX_MIN_DEFAULT as u8,
-            suffix_max: SUFFIX_MAX_DEFAULT as u8,
-            suffix_tokens: window,
-            policy,
-            window_initial: if policy == WindowPolicy::Fixed { window } else { window / 2 },
-            window_min: 1,
-            window_max: window,
-        },
+        speculation: Speculation { strategy, policy, suffix_tokens: window, window_initial, ..BUILT_IN },
         logprobs: None,
         show_special: false,
     }

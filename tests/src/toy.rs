@@ -22,6 +22,7 @@ use engine::sample::{self, Scratch};
 use engine::step::{Executor, LogitEdit, MtpWork, NO_LOGPROBS, Shape, SlotOp, Step, StepResult, TrunkWork};
 use engine::tick;
 use engine::world::{Ledger, World};
+use engine_bin::menu::BUILT_IN;
 
 /// Tokens of the toy vocabulary.
 pub const VOCAB: usize = 40;
@@ -573,17 +574,8 @@ impl Clock for FakeClock {
 
 /// Speculation settings of a test: fixed width unless changed.
 pub fn speculation(strategy: Strategy, width: u8) -> Speculation {
-    Speculation {
-        strategy,
-        mtp_tokens: 3,
-        suffix_min: 2,
-        suffix_max: 32,
-        suffix_tokens: 48,
-        policy: WindowPolicy::Fixed,
-        window_initial: width,
-        window_min: 1,
-        window_max: width,
-    }
+    let (suffix_min, suffix_max, policy) = (2, 32, WindowPolicy::Fixed);
+    Speculation { strategy, suffix_min, suffix_max, policy, window_initial: width, window_max: width, ..BUILT_IN }
 }
 
 /// A greedy submission.

@@ -94,7 +94,7 @@ pub struct RunFlags {
     /// A GGUF file, any shard of a split one, a directory that holds one, a layer package, or hf:ORG/NAME[:QUANT] of a hub.
     #[arg(long, value_name = "PATH")]
     pub model: PathBuf,
-    /// An MTP sidecar.
+    /// An MTP sidecar, or hf:ORG/NAME[:QUANT] of a hub.
     #[arg(long, visible_alias = "spec-draft-model", value_name = "SIDECAR.gguf")]
     pub draft_model: Option<PathBuf>,
     /// Workers, the main thread included.

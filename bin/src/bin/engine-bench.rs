@@ -12,7 +12,7 @@ use engine_bin::bench::options::RunFlags;
 use engine_bin::bench::ppl::{self, PplFlags};
 use engine_bin::bench::single::Single;
 use engine_bin::bench::speed::{self, SpeedFlags};
-use engine_bin::hub;
+use engine_bin::hub::{self, Wanted};
 use engine_bin::report::{self, chain};
 use engine_io::text::{EncodeOptions, Tokenizer};
 
@@ -96,14 +96,17 @@ fn main() -> ExitCode {
     ExitCode::from(code)
 }
 
-/// Puts the path of a model of a hub in the place of its name.
+/// Puts paths of what is on a hub in the place of its names.
 fn find(run: &mut RunFlags) -> Result<(), Failure> {
-    let found = hub::local(&run.model, &|line| report::note(line));
-    run.model = found.map_err(|error| match error.code() {
-        2 => Failure::Usage(chain(&error)),
-        3 => Failure::Refused(chain(&error)),
-        _ => Failure::Failed(chain(&error)),
-    })?;
+    let names = [(Some(&mut run.model), Wanted::Model), (run.draft_model.as_mut(), Wanted::Sidecar)];
+    for (path, wanted) in names.into_iter().filter_map(|(path, wanted)| Some((path?, wanted))) {
+        let found = hub::local(path, wanted, &|line| report::note(line));
+        *path = found.map_err(|error| match error.code() {
+            2 => Failure::Usage(chain(&error)),
+            3 => Failure::Refused(chain(&error)),
+            _ => Failure::Failed(chain(&error)),
+        })?;
+    }
     Ok(())
 }
 

@@ -1,10 +1,12 @@
 //! `engine-pack`: looks into model files and makes others of them. Exit codes: 0 done, 1 failed, 2 usage, 3 refused
 //! input.
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 use engine_bin::flags::long_names;
+use engine_bin::hub::{self, Wanted};
 use engine_bin::pack::convert_head::{self, ConvertHeadFlags};
 use engine_bin::pack::doctor::{self, DoctorFlags};
 use engine_bin::pack::fetch::{self, FetchFlags};
@@ -15,7 +17,7 @@ use engine_bin::pack::package::{self, PackageFlags};
 use engine_bin::pack::preflight::{self, PreflightFlags};
 use engine_bin::pack::quantize_head::{self, QuantizeHeadFlags};
 use engine_bin::pack::verify::{self, VerifyFlags};
-use engine_bin::pack::{self, error};
+use engine_bin::pack::{self, PackError, error};
 use engine_bin::report::{self, chain};
 
 #[derive(Parser)]
@@ -54,7 +56,7 @@ enum Verb {
 }
 
 fn main() -> ExitCode {
-    let verb = match Cli::try_parse_from(long_names(std::env::args_os())) {
+    let mut verb = match Cli::try_parse_from(long_names(std::env::args_os())) {
         Ok(cli) => cli.verb,
         Err(error) => {
             // Help and version are no errors: clap knows where each goes and what it is worth.
@@ -68,6 +70,10 @@ fn main() -> ExitCode {
     if let Err(error) = engine_io::mmap::install_fault_handler() {
         report::error(chain(&error));
         return ExitCode::from(error::FAILED);
+    }
+    if let Err(error) = find(&mut verb) {
+        report::error(chain(&error));
+        return ExitCode::from(error.code());
     }
     match verb {
         Verb::Inspect(flags) => pack::end(inspect::inspect(&flags), flags.json, inspect::text),
@@ -83,4 +89,36 @@ fn main() -> ExitCode {
         Verb::Verify(flags) => pack::end_with(verify::verify(&flags), flags.json, verify::text, verify::code),
         Verb::Fetch(flags) => pack::end(fetch::fetch(&flags), flags.json, fetch::text),
     }
+}
+
+/// Puts paths of what is on a hub in the place of its names, whatever flag has them. What is read comes from here alone.
+fn find(verb: &mut Verb) -> Result<(), PackError> {
+    use Wanted::{Model, Sidecar};
+    let names: [Option<(&mut PathBuf, Wanted)>; 2] = match verb {
+        Verb::Inspect(flags) => {
+            let draft = flags.size.spec_draft_model.as_mut();
+            [flags.model.as_mut().map(|path| (path, Model)), draft.map(|path| (path, Sidecar))]
+        }
+        Verb::ConvertHead(flags) => {
+            if let Some(name) = hub::name_in(&flags.source) {
+                return Err(PackError::Usage(format!(
+                    "--source {name}: a checkpoint is not fetched by name; download its files, and give their directory"
+                )));
+            }
+            [Some((&mut flags.target, Model)), None]
+        }
+        Verb::QuantizeHead(flags) => [Some((&mut flags.head, Sidecar)), None],
+        Verb::Doctor(flags) => [Some((&mut flags.model, Model)), flags.head.as_mut().map(|path| (path, Sidecar))],
+        Verb::Graft(flags) => [Some((&mut flags.target, Model)), Some((&mut flags.head, Sidecar))],
+        Verb::Package(flags) => [Some((&mut flags.model, Model)), None],
+        Verb::Preflight(flags) => [Some((&mut flags.package, Model)), None],
+        Verb::Materialize(flags) => [Some((&mut flags.package, Model)), None],
+        Verb::Verify(flags) => [Some((&mut flags.path, Model)), flags.source.as_mut().map(|path| (path, Model))],
+        // Its argument is the name.
+        Verb::Fetch(_) => [None, None],
+    };
+    for (path, wanted) in names.into_iter().flatten() {
+        *path = hub::local(path, wanted, &|line| report::note(line))?;
+    }
+    Ok(())
 }

@@ -202,3 +202,41 @@ pub fn length(path: &Path) -> Result<Option<u64>, HubError> {
         Err(error) => Err(HubError::io(path, "examine")(error)),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+    use std::thread;
+    use std::time::Duration;
+
+    use super::*;
+
+    /// Who waited for a lock file that was removed meanwhile has nothing: the one of the new file is waited for too.
+    #[test]
+    fn a_lock_is_of_the_file_that_has_its_name() {
+        let folder = tempfile::tempdir().unwrap();
+        let (endpoint, cache) = ("http://127.0.0.1:1".to_owned(), folder.path().to_owned());
+        let settings = Settings { endpoint, cache, token: None, offline: false, patience: Default::default() };
+        let repo = Repo::new(&settings, &"hf:o/m".parse().unwrap());
+        let id = BlobId::parse(&"0".repeat(40)).unwrap();
+        let path = folder.path().join(".locks/models--o--m").join(format!("{}.lock", id.as_str()));
+        let first = repo.lock(&id, || panic!("nobody has it")).unwrap();
+        let (say, hear) = mpsc::channel();
+        let second = thread::spawn({
+            let (repo, id) = (repo.clone(), id.clone());
+            move || {
+                let lock = repo.lock(&id, || say.send("waits").unwrap()).unwrap();
+                say.send("has it").unwrap();
+                drop(lock);
+            }
+        });
+        assert_eq!(hear.recv(), Ok("waits"));
+        fs::remove_file(&path).unwrap();
+        let third = repo.lock(&id, || panic!("the new file is nobody's")).unwrap();
+        drop(first);
+        assert_eq!(hear.recv_timeout(Duration::from_millis(300)), Err(mpsc::RecvTimeoutError::Timeout));
+        drop(third);
+        assert_eq!(hear.recv(), Ok("has it"));
+        second.join().unwrap();
+    }
+}

@@ -2,26 +2,37 @@
 //!
 //! A quant is part of a name: `Q4_K_M` of `Model-Q4_K_M.gguf`, of `model.q4_k_m.gguf`, of `Q4_K_M/Model-00001-of-00002.gguf`
 //! and of `Model-UD-Q4_K_M.gguf`, but not `Q4_K`. Case does not matter. Without one, the only model is taken, and of several
-//! the one of `Q4_K_M`, as llama.cpp does. MTP sidecars, projectors and importance matrices are no models.
+//! the one of `Q4_K_M`, as llama.cpp does. MTP sidecars, projectors and importance matrices are no models. A file's whole
+//! name, `Model-Q4_K_M.gguf`, is that file, whatever it holds.
 
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use engine_io::package::MANIFEST;
 use engine_io::shards::SplitName;
-
-use super::package;
 
 /// What is taken of several models where no quant is given.
 const QUANT_DEFAULT: &str = "Q4_K_M";
 /// Names that a message lists.
 const LISTED_MAX: usize = 40;
 
+/// What is asked of a repository.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Wanted {
+    /// A model.
+    Model,
+    /// A model, and the MTP sidecar that is its own.
+    ModelAndSidecar,
+    /// An MTP sidecar, for a model from anywhere.
+    Sidecar,
+}
+
 /// The files, as indices into the names.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Choice {
-    /// The model.
+    /// The model, or the sidecar if that alone is wanted.
     pub chosen: Chosen,
-    /// The MTP sidecar, if it was asked for.
+    /// The MTP sidecar, if it is wanted beside the model.
     pub mtp: Option<usize>,
     /// What was decided without having been asked for.
     pub note: Option<String>,
@@ -51,35 +62,59 @@ struct Set<'n> {
 ///
 /// # Errors
 /// Why there is no such model, with what there is.
-pub fn choose(names: &[&str], quant: Option<&str>, with_mtp: bool) -> Result<Choice, String> {
-    if let Some(manifest) = names.iter().position(|name| *name == package::MANIFEST) {
-        return match (quant, with_mtp) {
-            (Some(quant), _) => Err(format!("is a layer package, of one quant; leave out :{quant}")),
-            (None, true) => Err("is a layer package, which has its MTP block inside; leave out --with-mtp".to_owned()),
-            (None, false) => Ok(Choice { chosen: Chosen::Package(manifest), mtp: None, note: None, certain: true }),
+pub fn choose(names: &[&str], quant: Option<&str>, wanted: Wanted) -> Result<Choice, String> {
+    if let Some(manifest) = names.iter().position(|name| *name == MANIFEST) {
+        let inside = |what: &str| Err(format!("is a layer package, which has its MTP block inside; {what}"));
+        return match (wanted, quant) {
+            (Wanted::Sidecar, _) => inside("give a repository with an mtp-*.gguf"),
+            (_, Some(quant)) => Err(format!("is a layer package, of one quant; leave out :{quant}")),
+            (Wanted::ModelAndSidecar, None) => inside("leave out --with-mtp"),
+            (Wanted::Model, None) => {
+                Ok(Choice { chosen: Chosen::Package(manifest), mtp: None, note: None, certain: true })
+            }
         };
     }
-    let (models, sidecars) = sets(names);
-    let (set, note, certain) = model(&models, quant)?;
+    let Sets { models, sidecars, companions } = sets(names);
+    let (set, note, certain) = match (quant, wanted) {
+        (Some(name), _) if stem(name).is_some() => {
+            let all: Vec<&Set<'_>> = models.iter().chain(&sidecars).chain(&companions).collect();
+            (named(&all, name)?, None, true)
+        }
+        (_, Wanted::Sidecar) => head(&sidecars, quant)?,
+        (_, Wanted::Model | Wanted::ModelAndSidecar) => model(&models, quant)?,
+    };
     let missing: Vec<String> =
         (1..=set.count).filter(|no| !set.files.contains_key(no)).take(3).map(|n| n.to_string()).collect();
     if !missing.is_empty() {
         return Err(format!("{} lacks shard {} of {}", set.stem, missing.join(", "), set.count));
     }
-    let mtp = if with_mtp { Some(sidecar(&sidecars, set.stem)?) } else { None };
+    let mtp = (wanted == Wanted::ModelAndSidecar).then(|| sidecar(&sidecars, set.stem)).transpose()?;
     Ok(Choice { chosen: Chosen::Gguf(set.files.values().copied().collect()), mtp, note, certain })
 }
 
-/// Models and sidecars, in the order of their names.
-fn sets<'n>(names: &[&'n str]) -> (Vec<Set<'n>>, Vec<Set<'n>>) {
+/// What a repository holds, each in the order of its names.
+struct Sets<'n> {
+    models: Vec<Set<'n>>,
+    /// MTP blocks alone.
+    sidecars: Vec<Set<'n>>,
+    /// Projectors and importance matrices.
+    companions: Vec<Set<'n>>,
+}
+
+/// Name without ending and shard number, that number, and how many there are.
+fn parts(name: &str) -> Option<(&str, u64, u64)> {
+    let stem = stem(name)?;
+    Some(match SplitName::parse(Path::new(name)) {
+        // `-00001-of-00002`
+        Some(split) => (&stem[..stem.len() - 15], split.no, split.count),
+        None => (stem, 1, 1),
+    })
+}
+
+fn sets<'n>(names: &[&'n str]) -> Sets<'n> {
     let mut sets: BTreeMap<(&str, u64), Set<'n>> = BTreeMap::new();
     for (index, &name) in names.iter().enumerate() {
-        let Some(stem) = stem(name) else { continue };
-        let (stem, no, count) = match SplitName::parse(Path::new(name)) {
-            // `-00001-of-00002`
-            Some(split) => (&stem[..stem.len() - 15], split.no, split.count),
-            None => (stem, 1, 1),
-        };
+        let Some((stem, no, count)) = parts(name) else { continue };
         let set = sets.entry((stem, count)).or_insert(Set { stem, count, files: BTreeMap::new() });
         // Two names of one shard differ in the case of `.gguf` alone; the first is as good.
         set.files.entry(no).or_insert(index);
@@ -94,7 +129,39 @@ fn sets<'n>(names: &[&'n str]) -> (Vec<Set<'n>>, Vec<Set<'n>>) {
     };
     let is_sidecar = |set: &Set<'_>| base(set.stem).to_lowercase().starts_with("mtp-");
     let (sidecars, rest): (Vec<_>, Vec<_>) = sets.into_values().partition(is_sidecar);
-    (rest.into_iter().filter(|set| !is_companion(set)).collect(), sidecars)
+    let (companions, models) = rest.into_iter().partition(is_companion);
+    Sets { models, sidecars, companions }
+}
+
+/// What the file of a name belongs to, in whatever folder it is.
+fn named<'a, 'n>(all: &[&'a Set<'n>], name: &str) -> Result<&'a Set<'n>, String> {
+    let wanted = parts(name);
+    let is_it = |set: &&&Set<'_>| {
+        wanted.is_some_and(|(stem, _, count)| set.count == count && base(set.stem).eq_ignore_ascii_case(stem))
+    };
+    let found: Vec<&&Set<'_>> = all.iter().filter(is_it).collect();
+    match found.as_slice() {
+        [set] => Ok(set),
+        [] => Err(format!("has no file {name}; it has {}", listed(all.iter().copied()))),
+        several => Err(format!("has {} files {name}: {}", several.len(), listed(several.iter().map(|set| **set)))),
+    }
+}
+
+/// The one MTP sidecar, or the one of a quant.
+fn head<'a, 'n>(sidecars: &'a [Set<'n>], quant: Option<&str>) -> Result<(&'a Set<'n>, Option<String>, bool), String> {
+    let found: Vec<&Set<'_>> = sidecars.iter().filter(|set| quant.is_none_or(|q| carries(set.stem, q))).collect();
+    match (found.as_slice(), quant) {
+        ([set], _) => Ok((set, None, quant.is_some())),
+        ([], Some(quant)) if !sidecars.is_empty() => {
+            Err(format!("has no MTP sidecar of quant {quant}; it has {}", listed(sidecars.iter())))
+        }
+        ([], _) => Err("has no MTP sidecar (mtp-*.gguf); write the name of the head's file after :".to_owned()),
+        (several, _) => Err(format!(
+            "has {} MTP sidecars: write the quant or the file's name after : of one of {}",
+            several.len(),
+            listed(several.iter().copied())
+        )),
+    }
 }
 
 fn model<'a, 'n>(models: &'a [Set<'n>], quant: Option<&str>) -> Result<(&'a Set<'n>, Option<String>, bool), String> {

@@ -321,12 +321,56 @@ mod tests {
         }
     }
 
+    /// "hello\n", and what `git hash-object` says of it.
+    fn hello() -> Entry {
+        let digest = BlobId::parse("ce013625030ba8dba906f756967f9e9ca394464a").unwrap();
+        Entry { path: crate::hub::list::RepoPath::parse("hello").unwrap(), size: 6, digest }
+    }
+
+    #[test]
+    fn progress_is_the_bytes_that_are_there() {
+        let folder = tempfile::tempdir().unwrap();
+        let (path, entry) = (folder.path().join("hello.incomplete"), hello());
+        fs::write(&path, b"hel").unwrap();
+        let progress = Progress::bytes("fetching", entry.size, true);
+        let mut partial = Partial::open(&path, &entry, &progress).unwrap();
+        assert_eq!((progress.done(), partial.len), (3, 3));
+        partial.push(b"l").unwrap();
+        assert_eq!((progress.done(), partial.len), (4, 4));
+        partial.reset().unwrap();
+        assert_eq!((progress.done(), partial.len), (0, 0));
+        partial.push(b"hello\n").unwrap();
+        assert_eq!((progress.done(), partial.hasher.clone().finish()), (6, entry.digest.clone()));
+        assert_eq!(fs::read(&path).unwrap(), b"hello\n");
+        // What is longer than it may be counts for nothing.
+        fs::write(&path, b"hello, world").unwrap();
+        let progress = Progress::bytes("fetching", entry.size, true);
+        Partial::open(&path, &entry, &progress).unwrap();
+        assert_eq!(progress.done(), 0);
+    }
+
+    /// Nobody is asked for it: there is no server here.
+    #[test]
+    fn what_another_run_fetched_meanwhile_counts_too() {
+        let folder = tempfile::tempdir().unwrap();
+        let (endpoint, patience) = ("http://127.0.0.1:1".to_owned(), Default::default());
+        let cache = folder.path().to_owned();
+        let settings = crate::hub::Settings { endpoint, cache, token: None, offline: false, patience };
+        let reference = "hf:o/m".parse().unwrap();
+        let (client, repo) = (Client::new(&settings, &reference), Repo::new(&settings, &reference));
+        let tell = Tell { note: &|_| {}, progress: false };
+        let downloads = Downloads { client: &client, repo: &repo, commit: "c", tell };
+        let entry = hello();
+        fs::create_dir_all(repo.blob(&entry.digest).parent().unwrap()).unwrap();
+        fs::write(repo.blob(&entry.digest), b"hello\n").unwrap();
+        let progress = Progress::bytes("fetching", entry.size, true);
+        assert!(!downloads.blob(&entry, &progress).unwrap());
+        assert_eq!(progress.done(), entry.size);
+    }
+
     #[test]
     fn a_blob_of_git_is_hashed_with_its_header() {
-        let digest = BlobId::parse("ce013625030ba8dba906f756967f9e9ca394464a").unwrap();
-        let path = crate::hub::list::RepoPath::parse("hello").unwrap();
-        // What `git hash-object` says of "hello\n".
-        let entry = Entry { path, size: 6, digest };
+        let entry = hello();
         let mut hasher = Hasher::new(&entry);
         hasher.update(b"hel");
         hasher.update(b"lo\n");

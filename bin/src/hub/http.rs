@@ -107,12 +107,7 @@ impl Client {
             let status = answer.status();
             if matches!(status.as_u16(), 301 | 302 | 303 | 307 | 308) {
                 let location = text(answer.headers(), "location").unwrap_or_default();
-                let next = join(&at, &location)
-                    .ok_or_else(|| self.strange(url, &format!("leads to \"{}\"", quote(&location))))?;
-                if at.scheme_str() == Some("https") && next.scheme_str() != Some("https") {
-                    return Err(self.strange(url, "leads from https to http"));
-                }
-                at = next;
+                at = leads(&at, &location).map_err(|what| self.strange(url, &what))?;
                 continue;
             }
             return match status.as_u16() {
@@ -230,6 +225,15 @@ fn parse(url: &str) -> Option<Uri> {
     (spoken && uri.host().is_some_and(|h| !h.is_empty())).then_some(uri)
 }
 
+/// Where an answer leads from `at`, or why nobody goes there.
+fn leads(at: &Uri, location: &str) -> Result<Uri, String> {
+    let next = join(at, location).ok_or_else(|| format!("leads to \"{}\"", quote(location)))?;
+    match (at.scheme_str(), next.scheme_str()) {
+        (Some("https"), Some("https")) | (Some("http"), _) => Ok(next),
+        _ => Err("leads from https to http".to_owned()),
+    }
+}
+
 /// Where `location` leads from `base`: an address, or a path from the root. Servers of hubs send no others.
 fn join(base: &Uri, location: &str) -> Option<Uri> {
     let location = location.split('#').next().unwrap_or_default();
@@ -302,6 +306,22 @@ mod tests {
             ("http:///y", None),
         ] {
             assert_eq!(join(&base, location).map(|u| u.to_string()), whole.map(str::to_owned), "{location}");
+        }
+    }
+
+    #[test]
+    fn what_is_encrypted_stays_so() {
+        let (open, closed) = (parse("http://h/a").unwrap(), parse("https://h/a").unwrap());
+        for (at, location, goes) in [
+            (&open, "http://x/y", true),
+            (&open, "https://x/y", true),
+            (&closed, "https://x/y", true),
+            (&closed, "/y", true),
+            (&closed, "http://h/a", false),
+            (&closed, "http://x/y", false),
+            (&open, "ftp://x/y", false),
+        ] {
+            assert_eq!(leads(at, location).is_ok(), goes, "{at} to {location}");
         }
     }
 

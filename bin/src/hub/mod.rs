@@ -16,15 +16,16 @@ pub mod settings;
 
 use std::path::{Path, PathBuf};
 
+use engine_io::package::{MANIFEST, MANIFEST_BYTES_MAX};
 use serde::Serialize;
 
 use self::cache::Repo;
+pub use self::choose::Wanted;
 use self::choose::{Choice, Chosen};
 use self::download::Downloads;
 pub use self::error::HubError;
 use self::http::Client;
 use self::list::{Entry, Listing};
-use self::package::Manifest;
 pub use self::reference::Reference;
 pub use self::settings::Settings;
 use crate::pack::progress::Progress;
@@ -47,9 +48,9 @@ pub struct Fetched {
     pub revision: String,
     /// The commit that it is.
     pub commit: String,
-    /// What to give as `--model`: the first shard of a GGUF, or the directory of a layer package.
+    /// What was asked for: the first shard of a GGUF, the directory of a layer package, or the sidecar alone.
     pub model: PathBuf,
-    /// The MTP sidecar that was asked for.
+    /// The MTP sidecar that was asked for beside a model.
     pub mtp: Option<PathBuf>,
     /// Every file of the model, first shard or manifest first, the sidecar last.
     pub files: Vec<FetchedFile>,
@@ -72,30 +73,39 @@ pub struct FetchedFile {
     pub cached: bool,
 }
 
-/// What `--model` means: a path as it is, or the file of a name `hf:ORG/NAME`, fetched if the cache does not have it.
+/// The name of a model of a hub that stands where a path may stand.
+pub fn name_in(path: &Path) -> Option<&str> {
+    path.to_str().filter(|text| text.starts_with(reference::PREFIX))
+}
+
+/// What a flag for a file means: a path as it is, or the file of a name `hf:ORG/NAME`, fetched if the cache does not have
+/// it.
 ///
 /// # Errors
 /// [`HubError`].
-pub fn local(path: &Path, note: &dyn Fn(&str)) -> Result<PathBuf, HubError> {
-    let Some(text) = path.to_str().filter(|text| text.starts_with(reference::PREFIX)) else {
-        return Ok(path.to_owned());
-    };
+pub fn local(path: &Path, wanted: Wanted, note: &dyn Fn(&str)) -> Result<PathBuf, HubError> {
+    let Some(text) = name_in(path) else { return Ok(path.to_owned()) };
     let reference: Reference = text.parse()?;
-    let found = resolve(&reference, &Settings::from_env()?, Tell { note, progress: true })?;
+    let found = resolve(&reference, wanted, &Settings::from_env()?, Tell { note, progress: true })?;
     note(&format!("{reference} is {}", found.model.display()));
     Ok(found.model)
 }
 
-/// Takes the model from the cache where it is there, and otherwise [`fetch`]es it.
+/// Takes what is wanted from the cache where it is there, and otherwise [`fetch`]es it.
 ///
 /// What a revision was when it was last fetched is what it is here; `fetch` is how it becomes newer. Without a quant in
 /// the name the hub is asked what there is to choose from, unless the cache's answer could be no other.
 ///
 /// # Errors
 /// [`HubError`].
-pub fn resolve(reference: &Reference, settings: &Settings, tell: Tell<'_>) -> Result<Fetched, HubError> {
+pub fn resolve(
+    reference: &Reference,
+    wanted: Wanted,
+    settings: &Settings,
+    tell: Tell<'_>,
+) -> Result<Fetched, HubError> {
     let repo = Repo::new(settings, reference);
-    let cached = cached(&repo, reference, false, tell);
+    let cached = cached(&repo, reference, wanted, tell);
     if settings.offline {
         return cached.map(|c| c.fetched).map_err(|why| offline(reference, &repo, why));
     }
@@ -104,7 +114,7 @@ pub fn resolve(reference: &Reference, settings: &Settings, tell: Tell<'_>) -> Re
         Ok(cached) => {
             // The same commit, so that asking does not make the model newer behind the back of who serves it.
             let pinned = Reference { revision: cached.fetched.commit.clone(), ..reference.clone() };
-            match fetch(&pinned, false, settings, tell) {
+            match fetch(&pinned, wanted, settings, tell) {
                 Ok(fetched) => Ok(Fetched { revision: reference.revision.clone(), ..fetched }),
                 Err(HubError::Network { what, .. }) => {
                     let file = &cached.fetched.files[0].name;
@@ -114,7 +124,7 @@ pub fn resolve(reference: &Reference, settings: &Settings, tell: Tell<'_>) -> Re
                 Err(error) => Err(error),
             }
         }
-        Err(_) => fetch(reference, false, settings, tell),
+        Err(_) => fetch(reference, wanted, settings, tell),
     }
 }
 
@@ -122,17 +132,17 @@ pub fn resolve(reference: &Reference, settings: &Settings, tell: Tell<'_>) -> Re
 ///
 /// # Errors
 /// [`HubError`].
-pub fn fetch(reference: &Reference, with_mtp: bool, settings: &Settings, tell: Tell<'_>) -> Result<Fetched, HubError> {
+pub fn fetch(reference: &Reference, wanted: Wanted, settings: &Settings, tell: Tell<'_>) -> Result<Fetched, HubError> {
     let repo = Repo::new(settings, reference);
     if settings.offline {
-        let cached = cached(&repo, reference, with_mtp, tell);
+        let cached = cached(&repo, reference, wanted, tell);
         return cached.map(|c| c.fetched).map_err(|why| offline(reference, &repo, why));
     }
     let client = Client::new(settings, reference);
     let listing = list::list(&client, reference, tell)?;
     let names: Vec<&str> = listing.entries.iter().map(|e| e.path.as_str()).collect();
     let refused = |why: String| HubError::Refused(format!("{reference}: {why}"));
-    let choice = choose::choose(&names, reference.quant.as_deref(), with_mtp).map_err(refused)?;
+    let choice = choose::choose(&names, reference.quant.as_deref(), wanted).map_err(refused)?;
     if let Some(note) = &choice.note {
         (tell.note)(note);
     }
@@ -157,23 +167,23 @@ fn package(
     refused: impl Fn(String) -> HubError,
 ) -> Result<Vec<FetchedFile>, HubError> {
     let entry = &listing.entries[manifest];
-    if entry.size > package::MANIFEST_BYTES_MAX {
-        let most = package::MANIFEST_BYTES_MAX;
-        return Err(refused(format!("{}: {} bytes, expected at most {most}", package::MANIFEST, entry.size)));
+    if entry.size > MANIFEST_BYTES_MAX {
+        return Err(refused(format!("{MANIFEST}: {} bytes, expected at most {MANIFEST_BYTES_MAX}", entry.size)));
     }
     let mut files = downloads.all(&[entry], true)?;
-    let manifest = Manifest::read(&files[0].path).map_err(&refused)?;
+    let package = package::read(&downloads.repo.snapshot(downloads.commit)).map_err(&refused)?;
     let mut entries = Vec::new();
-    for artifact in manifest.artifacts() {
+    for (_, artifact) in package.manifest.artifacts() {
         let known = listing.entries.iter().find(|e| e.path.as_str() == artifact.path);
-        let entry = known.ok_or_else(|| refused(artifact.missing()))?;
-        artifact.agrees(entry).map_err(&refused)?;
+        let entry = known.ok_or_else(|| refused(package::missing(artifact)))?;
+        package::agrees(artifact, entry).map_err(&refused)?;
         entries.push(entry);
     }
     files.extend(downloads.all(&entries, true)?);
     // Git's own digest of a small file is not the one that the manifest has.
-    for (artifact, _) in manifest.artifacts().zip(&entries).filter(|(_, entry)| !entry.digest.is_sha256()) {
-        artifact.check(&downloads.repo.snapshot(downloads.commit), |_| {}).map_err(&refused)?;
+    let of_git = package.manifest.artifacts().zip(&entries).filter(|(_, entry)| !entry.digest.is_sha256());
+    for ((_, artifact), _) in of_git {
+        package::check(&package, artifact, |_| {}).map_err(&refused)?;
     }
     Ok(files)
 }
@@ -186,21 +196,20 @@ struct Cached {
 }
 
 /// What the cache has, or why that is no whole model.
-fn cached(repo: &Repo, reference: &Reference, with_mtp: bool, tell: Tell<'_>) -> Result<Cached, String> {
+fn cached(repo: &Repo, reference: &Reference, wanted: Wanted, tell: Tell<'_>) -> Result<Cached, String> {
     let revision = &reference.revision;
     let commit = repo.read_ref(revision).ok_or_else(|| format!("no revision {revision} of {}", reference.name()))?;
     let names = repo.snapshot_files(&commit);
     let borrowed: Vec<&str> = names.iter().map(String::as_str).collect();
-    let choice = choose::choose(&borrowed, reference.quant.as_deref(), with_mtp)?;
+    let choice = choose::choose(&borrowed, reference.quant.as_deref(), wanted)?;
     let (mut files, certain) = match &choice.chosen {
         Chosen::Gguf(files) => (files.iter().map(|&i| names[i].clone()).collect::<Vec<_>>(), choice.certain),
         Chosen::Package(_) => {
-            let root = repo.snapshot(&commit);
-            let manifest = Manifest::read(&root.join(package::MANIFEST))?;
-            let progress = Progress::bytes("checking", manifest.bytes(), !tell.progress);
-            let mut files = vec![package::MANIFEST.to_owned()];
-            for artifact in manifest.artifacts() {
-                artifact.check(&root, |bytes| progress.add(bytes))?;
+            let package = package::read(&repo.snapshot(&commit))?;
+            let progress = Progress::bytes("checking", package::bytes(&package), !tell.progress);
+            let mut files = vec![MANIFEST.to_owned()];
+            for (_, artifact) in package.manifest.artifacts() {
+                package::check(&package, artifact, |bytes| progress.add(bytes))?;
                 files.push(artifact.path.clone());
             }
             (files, true)

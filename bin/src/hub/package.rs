@@ -1,125 +1,63 @@
-//! The manifest of a layer package, as far as fetching needs it: which files there are, how long, with what digest.
+//! A layer package of a repository: its manifest held against the rules of the format, the hub's listing, and the bytes.
 
-use std::fs;
 use std::path::Path;
 
 use engine_io::digest::Sha256;
-use serde::Deserialize;
+use engine_io::package::{Artifact, MANIFEST, Package, check};
 
 use super::http::quote;
-use super::list::{Entry, RepoPath};
+use super::list::Entry;
 
-/// Name of the manifest, in the root of the repository.
-pub const MANIFEST: &str = "model-package.json";
-/// Largest manifest.
-pub const MANIFEST_BYTES_MAX: u64 = 16 << 20;
-/// The version that this reads.
-const VERSION: u32 = 1;
-
-/// A manifest. Fields that fetching has no use for are not read.
-#[derive(Clone, Debug, Deserialize)]
-pub struct Manifest {
-    shared: Shared,
-    layers: Vec<Artifact>,
-    #[serde(default)]
-    projectors: Vec<Artifact>,
-}
-
-#[derive(Clone, Debug, Deserialize)]
-struct Shared {
-    metadata: Artifact,
-    embeddings: Artifact,
-    output: Artifact,
-}
-
-/// One file.
-#[derive(Clone, Debug, Deserialize)]
-pub struct Artifact {
-    /// Below the manifest's directory.
-    pub path: String,
-    /// Size.
-    pub artifact_bytes: u64,
-    /// Digest of the file.
-    pub sha256: Sha256,
-}
-
-impl Manifest {
-    /// Reads and checks.
-    ///
-    /// # Errors
-    /// Why it cannot be used.
-    pub fn read(path: &Path) -> Result<Self, String> {
-        let size = fs::metadata(path).map_err(|e| format!("{MANIFEST}: {e}"))?.len();
-        if size > MANIFEST_BYTES_MAX {
-            return Err(format!("{MANIFEST}: {size} bytes, expected at most {MANIFEST_BYTES_MAX}"));
-        }
-        let bytes = fs::read(path).map_err(|e| format!("{MANIFEST}: {e}"))?;
-        /// Read first: what else there must be depends on it.
-        #[derive(Deserialize)]
-        struct Version {
-            schema_version: u32,
-        }
-        let wrong = |error: serde_json::Error| format!("{MANIFEST}: {}", quote(&error.to_string()));
-        let Version { schema_version } = serde_json::from_slice(&bytes).map_err(wrong)?;
-        if schema_version != VERSION {
-            return Err(format!("{MANIFEST}: schema_version {schema_version}, expected {VERSION}"));
-        }
-        let manifest: Self = serde_json::from_slice(&bytes).map_err(wrong)?;
-        if let Some(artifact) = manifest.artifacts().find(|a| RepoPath::parse(&a.path).is_none()) {
-            return Err(format!("{MANIFEST}: \"{}\" is no path inside the package", quote(&artifact.path)));
-        }
-        Ok(manifest)
-    }
-
-    /// Every file that it names.
-    pub fn artifacts(&self) -> impl Iterator<Item = &Artifact> {
-        let Shared { metadata, embeddings, output } = &self.shared;
-        [metadata, embeddings].into_iter().chain(&self.layers).chain([output]).chain(&self.projectors)
-    }
-
-    /// Bytes of them.
-    pub fn bytes(&self) -> u64 {
-        self.artifacts().fold(0, |sum, artifact| sum.saturating_add(artifact.artifact_bytes))
+/// Reads the manifest in `root`, with everything that it says of itself checked: what would not open is not fetched.
+///
+/// # Errors
+/// Why it cannot be used, and how much else there is.
+pub fn read(root: &Path) -> Result<Package, String> {
+    let package = Package::read(root).map_err(|issue| quote(&issue.to_string()))?;
+    match check::manifest(&package.manifest).as_slice() {
+        [] => Ok(package),
+        [only] => Err(quote(&only.to_string())),
+        [first, rest @ ..] => Err(format!("{}, and {} more faults", quote(&first.to_string()), rest.len())),
     }
 }
 
-impl Artifact {
-    /// That the repository does not have it.
-    pub fn missing(&self) -> String {
-        format!("{MANIFEST} names {}, which is not in the repository", quote(&self.path))
-    }
+/// Bytes of all artifacts.
+pub fn bytes(package: &Package) -> u64 {
+    package.manifest.artifacts().fold(0, |sum, (_, artifact)| sum.saturating_add(artifact.artifact_bytes))
+}
 
-    /// Compares with the repository's listing.
-    ///
-    /// # Errors
-    /// What differs.
-    pub fn agrees(&self, entry: &Entry) -> Result<(), String> {
-        let path = quote(&self.path);
-        if self.artifact_bytes != entry.size {
-            let (own, listed) = (self.artifact_bytes, entry.size);
-            return Err(format!("{path}: {listed} bytes in the repository, expected {own} as in {MANIFEST}"));
-        }
-        let (own, listed) = (self.sha256.to_string(), entry.digest.as_str());
-        if entry.digest.is_sha256() && own != listed {
-            return Err(format!("{path}: SHA-256 {listed} in the repository, expected {own} as in {MANIFEST}"));
-        }
-        Ok(())
-    }
+/// That the repository does not have an artifact.
+pub fn missing(artifact: &Artifact) -> String {
+    format!("{MANIFEST} names {}, which is not in the repository", quote(&artifact.path))
+}
 
-    /// Reads the file below `root` and compares.
-    ///
-    /// # Errors
-    /// What differs.
-    pub fn check(&self, root: &Path, step: impl FnMut(u64)) -> Result<(), String> {
-        let (found, bytes) = Sha256::of_file(&root.join(&self.path), step).map_err(|e| e.to_string())?;
-        match found == self.sha256 && bytes == self.artifact_bytes {
-            true => Ok(()),
-            false => Err(format!(
-                "{}: {bytes} bytes of SHA-256 {found}, expected {} of {} as in {MANIFEST}",
-                quote(&self.path),
-                self.artifact_bytes,
-                self.sha256
-            )),
-        }
+/// Compares an artifact with the repository's listing.
+///
+/// # Errors
+/// What differs.
+pub fn agrees(artifact: &Artifact, entry: &Entry) -> Result<(), String> {
+    let path = quote(&artifact.path);
+    if artifact.artifact_bytes != entry.size {
+        let (own, listed) = (artifact.artifact_bytes, entry.size);
+        return Err(format!("{path}: {listed} bytes in the repository, expected {own} as in {MANIFEST}"));
+    }
+    let (own, listed) = (artifact.sha256.as_str(), entry.digest.as_str());
+    if entry.digest.is_sha256() && own != listed {
+        return Err(format!("{path}: SHA-256 {listed} in the repository, expected {own} as in {MANIFEST}"));
+    }
+    Ok(())
+}
+
+/// Reads the file of an artifact and compares.
+///
+/// # Errors
+/// What differs.
+pub fn check(package: &Package, artifact: &Artifact, step: impl FnMut(u64)) -> Result<(), String> {
+    let path = package.locate(artifact).map_err(|issue| quote(&issue.to_string()))?;
+    let (found, _) = Sha256::of_file(&path, step).map_err(|error| error.to_string())?;
+    let own = artifact.sha256.as_str();
+    match found.to_string() == own {
+        true => Ok(()),
+        false => Err(format!("{}: SHA-256 {found}, expected {own} as in {MANIFEST}", quote(&artifact.path))),
     }
 }

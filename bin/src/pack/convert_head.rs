@@ -25,7 +25,7 @@ use crate::report::chain;
 /// Flags of the verb.
 #[derive(Clone, Debug, Args)]
 pub struct ConvertHeadFlags {
-    /// The checkpoint: a .safetensors file, or the directory of one or of several with their index
+    /// The checkpoint: a .safetensors file, or the directory of one or of several with their index; no name of a hub
     #[arg(long, value_name = "DIR_OR_FILE")]
     pub source: PathBuf,
     /// The model that the head drafts for: its metadata decide what the head must have

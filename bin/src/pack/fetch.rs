@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use clap::Args;
 
-use crate::hub::{self, Fetched, Reference, Settings, Tell};
+use crate::hub::{self, Fetched, Reference, Settings, Tell, Wanted};
 use crate::memory::human;
 use crate::pack::PackError;
 use crate::report;
@@ -13,7 +13,7 @@ use crate::report;
 #[derive(Clone, Debug, Args)]
 pub struct FetchFlags {
     /// hf:ORG/NAME, then maybe @REVISION (a branch, tag or commit; else main) and :QUANT (else the only model, and of
-    /// several the one of Q4_K_M). All shards of a split model come, and all files of a layer package.
+    /// several the one of Q4_K_M) or :FILE.gguf. All shards of a split model come, and all files of a layer package.
     #[arg(value_name = "hf:ORG/NAME[@REVISION][:QUANT]")]
     pub reference: String,
     /// Also the model's MTP sidecar, mtp-*.gguf.
@@ -31,7 +31,8 @@ pub struct FetchFlags {
 pub fn fetch(flags: &FetchFlags) -> Result<Fetched, PackError> {
     let reference: Reference = flags.reference.parse()?;
     let tell = Tell { note: &|line| report::note(line), progress: !flags.json };
-    Ok(hub::fetch(&reference, flags.with_mtp, &Settings::from_env()?, tell)?)
+    let wanted = if flags.with_mtp { Wanted::ModelAndSidecar } else { Wanted::Model };
+    Ok(hub::fetch(&reference, wanted, &Settings::from_env()?, tell)?)
 }
 
 /// For people.

@@ -15,11 +15,9 @@ use engine_io::text::Tokenizer;
 use serde::Serialize;
 
 use crate::flags::{SizeFlags, StageFlags};
-use crate::hub;
 use crate::memory::{self, Setting, Subject, human};
 use crate::open::ModelSource;
 use crate::pack::PackError;
-use crate::report;
 use crate::serve::Bounds;
 
 /// Flags of the verb: those of `engine-serve` that memory depends on, with the same defaults.
@@ -191,8 +189,7 @@ pub fn inspect(flags: &InspectFlags) -> Result<Report, PackError> {
     size.check().map_err(PackError::Usage)?;
     let open = size.open_options();
     let load = LoadOptions { stage: flags.stage.choice(), ..size.load_options() };
-    let model = flags.model.as_deref().map(|path| hub::local(path, &|line| report::note(line))).transpose()?;
-    let file = ModelSource::from(model).open(open).map_err(ModelError::from)?;
+    let file = ModelSource::from(flags.model.clone()).open(open).map_err(ModelError::from)?;
     let draft = size.spec_draft_model.as_ref().map(|path| ModelFile::open(path, open)).transpose();
     let draft = draft.map_err(ModelError::from)?;
     let (kind, planned) = match Planned::new(&file, draft.as_ref(), load) {

@@ -26,6 +26,14 @@ impl Progress {
     }
 }
 
+#[cfg(test)]
+impl Progress {
+    /// So many are done.
+    pub fn done(&self) -> u64 {
+        self.0.position()
+    }
+}
+
 impl Drop for Progress {
     fn drop(&mut self) {
         self.0.finish_and_clear();

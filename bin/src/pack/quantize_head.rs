@@ -15,6 +15,7 @@ use engine_io::compat::is_top_level_head;
 use engine_io::digest::Sha256;
 use engine_io::gguf::TensorInfo;
 use engine_io::gguf::write::Layout;
+use engine_io::made::made;
 use engine_io::shards::Shard;
 use engine_io::{ModelFile, OpenOptions, TensorType};
 use serde::Serialize;
@@ -131,7 +132,7 @@ pub fn run(flags: &QuantizeHeadFlags) -> Result<Report, PackError> {
             match fate {
                 Some(Fate::To(to, _)) => {
                     let mut rows = Rows::new(model.reader(t), model.name(), t, *to);
-                    writer.tensor(&mut rows).map_err(failed)?;
+                    writer.tensor(made(|ready| rows.refill(ready))).map_err(failed)?;
                     *loss = rows.loss;
                 }
                 _ => writer.tensor(model.reader(t)).map_err(failed)?,
@@ -350,8 +351,6 @@ struct Rows<R> {
     /// Rows that are still to be read.
     left: usize,
     raw: Vec<u8>,
-    ready: Vec<u8>,
-    taken: usize,
     loss: Loss,
 }
 
@@ -370,23 +369,20 @@ impl<R: Read> Rows<R> {
             piece: (PIECE / row_len).max(1),
             left: t.rows() as usize,
             raw: Vec::new(),
-            ready: Vec::new(),
-            taken: 0,
             loss: Loss::default(),
         }
     }
 
-    /// Turns the next rows, a piece for each thread.
-    fn refill(&mut self) -> io::Result<()> {
+    /// Turns the next rows into `ready`, a piece for each thread; none are left at the end.
+    fn refill(&mut self, ready: &mut Vec<u8>) -> io::Result<()> {
         let threads = std::thread::available_parallelism().map_or(1, usize::from);
         let (before, after) = self.row;
         let rows = self.left.min(threads * self.piece);
         self.raw.resize(rows * before, 0);
         self.source.read_exact(&mut self.raw)?;
-        self.ready.resize(rows * after, 0);
-        self.taken = 0;
+        ready.resize(rows * after, 0);
         let (from, to, row_len) = (self.from, self.to, self.row_len);
-        let pieces = self.raw.chunks(self.piece * before).zip(self.ready.chunks_mut(self.piece * after));
+        let pieces = self.raw.chunks(self.piece * before).zip(ready.chunks_mut(self.piece * after));
         let results: Vec<_> = std::thread::scope(|scope| {
             let turn = move |(bytes, out): (&[u8], &mut [u8])| {
                 let weights = bytes.len() / before * row_len;
@@ -403,17 +399,5 @@ impl<R: Read> Rows<R> {
         }
         self.left -= rows;
         Ok(())
-    }
-}
-
-impl<R: Read> Read for Rows<R> {
-    fn read(&mut self, to: &mut [u8]) -> io::Result<usize> {
-        if self.taken == self.ready.len() {
-            self.refill()?;
-        }
-        let n = to.len().min(self.ready.len() - self.taken);
-        to[..n].copy_from_slice(&self.ready[self.taken..self.taken + n]);
-        self.taken += n;
-        Ok(n)
     }
 }

@@ -61,6 +61,8 @@ pub(crate) const STALL_TIME: Duration = Duration::from_secs(120);
 pub(crate) const STREAM_HEADERS_TIME: Duration = Duration::from_secs(2);
 /// Running requests may finish for this long after a signal.
 pub(crate) const SHUTDOWN_TIME: Duration = Duration::from_secs(30);
+/// Requests, and news of them, that wait between two threads of the server.
+pub(crate) const MESSAGES_WAITING: usize = 4096;
 /// Nesting of a JSON body, itself included: what serde_json lets pass.
 pub(crate) const JSON_DEPTH: usize = 127;
 /// Values of a JSON body.
@@ -129,6 +131,7 @@ pub(crate) fn table(engine: &Limits, bounds: &Bounds) -> String {
         ("stalled reader", seconds(bounds.stall_time)),
         ("stream headers after", seconds(STREAM_HEADERS_TIME)),
         ("shutdown", seconds(bounds.shutdown_time)),
+        ("requests and news between threads", MESSAGES_WAITING.to_string()),
         ("key file", format!("{KEY_FILE_BYTES} B")),
         ("JSON depth", JSON_DEPTH.to_string()),
         ("JSON values", JSON_VALUES.to_string()),

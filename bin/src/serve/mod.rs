@@ -66,9 +66,6 @@ use link::{Shared, State, ToFront, ToText};
 use random::Random;
 use reader::{Reader, read_long};
 
-/// Messages between `front` and `text` that may wait.
-const LINK_CAPACITY: usize = 4096;
-
 /// Bounds of the front that tests shorten.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Bounds {
@@ -272,8 +269,8 @@ impl Server {
         let bounds = config.bounds;
         let waker = Arc::new(Waker::new(poll.registry(), WAKER)?);
         let shared = Arc::new(Shared::new());
-        let (to_text, from_front) = channel::bounded(LINK_CAPACITY);
-        let (to_front, from_text) = channel::bounded(LINK_CAPACITY);
+        let (to_text, from_front) = channel::bounded(limits::MESSAGES_WAITING);
+        let (to_front, from_text) = channel::bounded(limits::MESSAGES_WAITING);
         let (control, take_control) = channel::bounded(16);
         let front =
             Front::new(poll, listener, Arc::new(config), keys, shared.clone(), to_text, from_text, take_control)?;
@@ -328,7 +325,7 @@ impl Server {
             slots: parts.slots,
             random: Random::new(),
         };
-        let (long, take_long) = channel::bounded(LINK_CAPACITY);
+        let (long, take_long) = channel::bounded(limits::MESSAGES_WAITING);
         // Its answers are large: the next is made when `text` has taken the last.
         let (done, long_done) = channel::bounded(0);
         let long_reader = reader();

@@ -267,17 +267,8 @@ mod tests {
 
     use super::*;
 
-    const SETTINGS: Speculation = Speculation {
-        strategy: Strategy::MtpSuffix,
-        mtp_tokens: 3,
-        suffix_min: 3,
-        suffix_max: 64,
-        suffix_tokens: 32,
-        policy: WindowPolicy::Adaptive,
-        window_initial: 16,
-        window_min: 1,
-        window_max: 32,
-    };
+    const SETTINGS: Speculation =
+        Speculation { strategy: Strategy::MtpSuffix, suffix_tokens: 32, ..crate::menu::BUILT_IN };
 
     static CONFIG: LazyLock<SpecConfig> =
         LazyLock::new(|| SpecConfig { default: SETTINGS, menu: Menu::of(SETTINGS), mtp: MtpOffer::Ready });

@@ -1,6 +1,6 @@
 //! From flags to a running engine: opens the model, sizes the tables, starts the threads.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -19,7 +19,7 @@ use engine_io::{ModelFile, Package};
 
 use crate::canary::{self, Verdict};
 use crate::flags::ServeArgs;
-use crate::hub::{self, HubError};
+use crate::hub::{self, HubError, Wanted};
 use crate::memory::{self, Setting, SizeFlag, Subject};
 use crate::menu::{self, Menu};
 use crate::open::{BUILT_IN, ModelSource, Opened};
@@ -101,15 +101,19 @@ impl Files {
     }
 }
 
-/// Opens the model that the flags name, or the built-in one, and the MTP sidecar. A model of a hub is fetched first.
+/// Opens the model that the flags name, or the built-in one, and the MTP sidecar. What is on a hub is fetched first.
 ///
 /// # Errors
 /// If a file cannot be opened or fetched.
 pub fn open(args: &ServeArgs) -> Result<Files, LoadError> {
     let options = args.low.size.open_options();
-    let path = args.low.model.as_deref().map(|path| hub::local(path, &|line| tracing::info!("{line}"))).transpose()?;
-    let model = ModelSource::from(path).open(options)?;
-    let draft = args.low.size.spec_draft_model.as_ref().map(|path| ModelFile::open(path, options)).transpose()?;
+    let local = |path: &Option<PathBuf>, wanted| {
+        path.as_deref().map(|path| hub::local(path, wanted, &|line| tracing::info!("{line}"))).transpose()
+    };
+    let model = local(&args.low.model, Wanted::Model)?;
+    let draft = local(&args.low.size.spec_draft_model, Wanted::Sidecar)?;
+    let model = ModelSource::from(model).open(options)?;
+    let draft = draft.map(|path| ModelFile::open(path, options)).transpose()?;
     Ok(Files { model, draft })
 }
 

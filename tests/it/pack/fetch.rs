@@ -1,6 +1,7 @@
 //! Models of a hub by name: what is asked, what is kept, and what happens when either side does not hold out.
 
 mod faults;
+mod names;
 mod programs;
 mod stub;
 
@@ -11,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use engine_bin::hub::settings::Patience;
-use engine_bin::hub::{self, Fetched, HubError, Reference, Settings, Tell};
+use engine_bin::hub::{self, Fetched, HubError, Reference, Settings, Tell, Wanted};
 use engine_io::{ModelFile, OpenOptions};
 use engine_tests::fixtures::fixture;
 use serde_json::json;
@@ -55,11 +56,15 @@ impl Asker {
     }
 
     fn fetch(&self, name: &str) -> Result<Fetched, HubError> {
-        self.run(|r, s, t| hub::fetch(r, false, s, t), name)
+        self.run(|r, s, t| hub::fetch(r, Wanted::Model, s, t), name)
     }
 
     fn resolve(&self, name: &str) -> Result<Fetched, HubError> {
-        self.run(hub::resolve, name)
+        self.run(|r, s, t| hub::resolve(r, Wanted::Model, s, t), name)
+    }
+
+    fn head(&self, name: &str) -> Result<Fetched, HubError> {
+        self.run(|r, s, t| hub::resolve(r, Wanted::Sidecar, s, t), name)
     }
 
     fn repo(&self) -> PathBuf {
@@ -112,7 +117,7 @@ fn repo() -> Vec<(String, Vec<u8>, bool)> {
 fn a_model_lands_where_the_hubs_own_tools_look() {
     let hub = Hub::new(repo());
     let asker = Asker::of(&hub);
-    let found = asker.run(|r, s, t| hub::fetch(r, true, s, t), "hf:o/m:q8_0").unwrap();
+    let found = asker.run(|r, s, t| hub::fetch(r, Wanted::ModelAndSidecar, s, t), "hf:o/m:q8_0").unwrap();
     let (model, mtp) = (blob(&bytes(5000, 1), true), blob(&bytes(700, 4), true));
     let mut tree = vec![
         format!("blobs/{model}"),
@@ -191,7 +196,7 @@ fn a_cache_of_the_hubs_own_tools_is_used() {
     // What another tool left of a download is gone on with.
     let small = blob(&bytes(700, 4), true);
     fs::write(blobs.join(format!("{small}.incomplete")), &bytes(700, 4)[..300]).unwrap();
-    asker.run(|r, s, t| hub::fetch(r, true, s, t), "hf:o/m:Q8_0").unwrap();
+    asker.run(|r, s, t| hub::fetch(r, Wanted::ModelAndSidecar, s, t), "hf:o/m:Q8_0").unwrap();
     assert_eq!(hub.downloads().iter().map(|r| r.range).collect::<Vec<_>>(), [Some(300)]);
     // A blob of another length is no blob.
     fs::write(blobs.join(&q8), b"short").unwrap();
@@ -263,7 +268,11 @@ fn package(edit: impl Fn(&mut serde_json::Value)) -> Vec<(String, Vec<u8>, bool)
         json!({"path": path, "tensor_count": 1, "tensor_bytes": 9, "artifact_bytes": bytes.len(), "sha256": blob(bytes, true)})
     };
     let shared = json!({"metadata": artifact(0), "embeddings": artifact(1), "output": artifact(2)});
-    let mut manifest = json!({"schema_version": 1, "shared": shared, "layers": [artifact(3)], "unknown": [1]});
+    let mut layer = artifact(3);
+    layer["layer_index"] = json!(0);
+    let mut manifest = json!({"schema_version": 1, "format": "layer-package", "model_id": "o/m:Q8_0",
+        "source_model": {"path": "m.gguf", "sha256": "0".repeat(64)}, "layer_count": 1, "activation_width": 64,
+        "skippy_abi_version": "1", "shared": shared, "layers": [layer], "unknown": [1]});
     edit(&mut manifest);
     let manifest = file("model-package.json", manifest.to_string(), false);
     files.into_iter().chain([manifest, file("README.md", "x", false)]).collect()
@@ -288,20 +297,27 @@ fn a_package_comes_whole_and_is_checked_where_it_is_there() {
     assert_eq!((mended.fetched_bytes, fs::read(&path).unwrap()), (402, bytes(402, 2)));
     asker.is_sound();
     type Edit = fn(&mut serde_json::Value);
-    let cases: [(Edit, &str); 7] = [
-        (|m| m["schema_version"] = json!(2), "schema_version 2, expected 1"),
-        (|m| m["layers"][0]["path"] = json!("../../../x.gguf"), "no path inside the package"),
+    let cases: [(Edit, &str); 11] = [
+        (|m| m["schema_version"] = json!(2), "unsupported_schema_version: schema_version: is 2, expected 1"),
+        (|m| *m = json!({"schema_version": 2, "shared": 1}), "schema_version is 2, expected 1"),
+        (|m| m["format"] = json!("zip"), "invalid_format: format: is"),
+        (|m| m["layer_count"] = json!(2), "missing_layer: layers[1]"),
+        (|m| m["layers"] = json!([]), "missing_layer: layers[0]"),
+        (|m| m["layers"][0]["path"] = json!("../../../x.gguf"), "unsafe_artifact_path: ../../../x.gguf"),
         (|m| m["layers"][0]["path"] = json!("layers/gone.gguf"), "layers/gone.gguf, which is not in the repository"),
-        (|m| m["layers"][0]["artifact_bytes"] = json!(1), "expected 1 as in"),
+        (|m| m["layers"][0]["artifact_bytes"] = json!(9), "expected 9 as in"),
         (|m| m["layers"][0]["sha256"] = json!("0".repeat(64)), "expected 0000"),
-        (|m| m["shared"]["metadata"]["sha256"] = json!("0".repeat(64)), "of 0000"),
-        (|m| m["shared"] = json!([]), "model-package.json: "),
+        (|m| m["shared"]["metadata"]["sha256"] = json!("0".repeat(64)), "shared/metadata.gguf: SHA-256 "),
+        (|m| m["shared"] = json!(7), "invalid_manifest_json: model-package.json: "),
     ];
     for (edit, part) in cases {
-        let asker = Asker::of(&Hub::new(package(edit)));
+        let hub = Hub::new(package(edit));
+        let asker = Asker::of(&hub);
         let error = asker.fetch("hf:o/m").unwrap_err();
         assert!(error.to_string().contains(part) && error.code() == 3, "{error}");
         assert!(!asker.repo().join("refs").exists());
+        // What only the bytes of a file can show is seen when they are there, everything else before.
+        assert_eq!(hub.downloads().is_empty(), !part.starts_with("shared/"), "{part}");
         asker.is_sound();
     }
 }

@@ -7,11 +7,9 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use crossbeam::channel::{self, Receiver, RecvTimeoutError, Sender};
-use engine::api::{
-    AdmitError, Command, Event, Finish, Report, Speculation, Strategy, Submission, TokenLogprob, WindowPolicy,
-};
+use engine::api::{AdmitError, Command, Event, Finish, Report, Speculation, Strategy, Submission, TokenLogprob};
 use engine::ids::{RequestId, Slot, Ticket, TokenId};
-use engine_bin::menu::Menu;
+use engine_bin::menu::{BUILT_IN, Menu};
 use engine_bin::serve::{
     Bounds, Caps, Config, Conversation, Exit, ModelInfo, MtpOffer, Outage, Parts, RenderError, Rendered,
     SamplingDefaults, Server, SpecConfig, TextModel,
@@ -27,15 +25,18 @@ pub const LONG: TokenId = TokenId(258);
 const VOCAB: usize = 259;
 pub const N_CTX: usize = 256;
 
-/// Bytes as tokens. A text that begins with [`SLOW`] is tokenized when [`let_slow_texts_go`] says so.
+/// Bytes as tokens. A text that begins with [`SLOW`] or [`SLOWER`] is tokenized when [`let_slow_texts_go`] says so.
 pub struct Toy;
 
 pub const SLOW: &str = "a slow text";
-static SLOW_TEXTS_GO: (Mutex<bool>, Condvar) = (Mutex::new(false), Condvar::new());
+/// Of a test of its own: no other lets it go.
+pub const SLOWER: &str = "a slower text";
+/// The beginnings that go.
+static SLOW_TEXTS_GO: (Mutex<Vec<&str>>, Condvar) = (Mutex::new(Vec::new()), Condvar::new());
 
-/// For all that come, and for those that wait.
-pub fn let_slow_texts_go() {
-    *SLOW_TEXTS_GO.0.lock().unwrap() = true;
+/// For all of this beginning that come, and for those that wait.
+pub fn let_slow_texts_go(beginning: &'static str) {
+    SLOW_TEXTS_GO.0.lock().unwrap().push(beginning);
     SLOW_TEXTS_GO.1.notify_all();
 }
 
@@ -50,9 +51,10 @@ impl TextModel for Toy {
 
     fn encode(&self, text: &str, _add_special: bool, _parse_special: bool) -> Vec<TokenId> {
         assert!(text.len() < 4 << 20, "a text that cannot fit is refused before it is tokenized");
-        if text.starts_with(SLOW) {
+        if let Some(slow) = [SLOW, SLOWER].into_iter().find(|slow| text.starts_with(slow)) {
             let go = SLOW_TEXTS_GO.0.lock().unwrap();
-            drop(SLOW_TEXTS_GO.1.wait_timeout_while(go, super::client::DEADLINE, |go| !*go).unwrap());
+            let deadline = super::client::DEADLINE;
+            drop(SLOW_TEXTS_GO.1.wait_timeout_while(go, deadline, |go| !go.contains(&slow)).unwrap());
         }
         ids(text)
     }
@@ -326,17 +328,7 @@ impl Drop for Fake {
     }
 }
 
-pub const SPECULATION: Speculation = Speculation {
-    strategy: Strategy::NgramSuffix,
-    mtp_tokens: 3,
-    suffix_min: 3,
-    suffix_max: 64,
-    suffix_tokens: 32,
-    policy: WindowPolicy::Adaptive,
-    window_initial: 16,
-    window_min: 1,
-    window_max: 32,
-};
+pub const SPECULATION: Speculation = Speculation { strategy: Strategy::NgramSuffix, suffix_tokens: 32, ..BUILT_IN };
 
 pub fn parts(commands: Sender<Command>, events: Receiver<Event>) -> Parts {
     let info = ModelInfo {

@@ -8,28 +8,58 @@ use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use engine_tests::fixtures::fixture;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::client::{Client, DEADLINE, ask, post};
 
 /// A program of the profile that these tests were built in, brought up to date first.
 pub fn program(name: &str) -> PathBuf {
-    static FOLDER: OnceLock<PathBuf> = OnceLock::new();
-    let folder = FOLDER.get_or_init(|| {
+    built().folder.join(name)
+}
+
+/// What a build of the programs gave.
+struct Built {
+    folder: PathBuf,
+    /// Packages of others that were compiled for it once more.
+    again: Vec<String>,
+}
+
+/// Builds the programs, once a process. All packages are selected, for a package's features are those that the selected
+/// ones ask of it, and libraries of other features are other libraries; and cargo is called as from a shell, for build
+/// scripts run again where a variable that they read has changed.
+fn built() -> &'static Built {
+    static BUILT: OnceLock<Built> = OnceLock::new();
+    BUILT.get_or_init(|| {
         let test = std::env::current_exe().unwrap();
         let folder = test.parent().and_then(|deps| deps.parent()).expect("target/PROFILE/deps/it");
         let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
         let mut build = Command::new(cargo);
-        build.args(["build", "--quiet", "--package", "engine-bin", "--bins"]);
+        build.args(["build", "--quiet", "--message-format", "json-render-diagnostics", "--workspace"]);
+        build.args(["--bin", "engine-serve", "--bin", "engine-bench", "--bin", "engine-pack"]);
         build.arg("--manifest-path").arg(engine_tests::fixtures::workspace().join("Cargo.toml"));
         build.arg("--target-dir").arg(folder.parent().unwrap());
         if folder.ends_with("release") {
             build.arg("--release");
         }
-        assert!(build.status().unwrap().success());
-        folder.to_owned()
-    });
-    folder.join(name)
+        for (name, _) in std::env::vars_os() {
+            let text = name.to_string_lossy();
+            if ["CARGO_PKG_", "CARGO_MANIFEST_"].iter().any(|start| text.starts_with(start)) || text == "OUT_DIR" {
+                build.env_remove(name);
+            }
+        }
+        let output = build.stderr(Stdio::inherit()).output().unwrap();
+        assert!(output.status.success());
+        let messages = output.stdout.split(|&byte| byte == b'\n').filter_map(|line| serde_json::from_slice(line).ok());
+        let compiled = messages.filter(|message: &Value| message["fresh"] == false);
+        let packages = compiled.filter_map(|message| message["package_id"].as_str().map(str::to_owned));
+        let again = packages.filter(|package| package.starts_with("registry+")).collect();
+        Built { folder: folder.to_owned(), again }
+    })
+}
+
+#[test]
+fn programs_are_built_of_the_libraries_of_the_tests() {
+    assert_eq!(built().again, [""; 0], "compiled for the tests and again for the programs");
 }
 
 /// A server that ends with the test.
@@ -283,6 +313,17 @@ fn exit_codes() {
     assert_eq!(run(&["--help"]).0, Some(0));
     let (code, out, _) = run(&["--limits"]);
     assert!(code == Some(0) && out.contains("header block") && out.contains("4095 tokens"), "{out}");
+    // Numbers that decide what a server takes: who changes one decides it here too.
+    for (name, value) in [
+        ("connections", "1024 + 16 for /livez and /metrics"),
+        ("told that they are too many", "64 at once"),
+        ("requests and news between threads", "4096"),
+        ("choices of a request", "256"),
+        ("choices that wait", "256"),
+    ] {
+        let row = format!("{name:<35}{value}");
+        assert!(out.lines().any(|line| line == row), "no `{row}` in {out}");
+    }
     // The table is of what the flags ask for.
     let (code, out, _) = run(&["--limits", "--parallel", "3", "--queue-timeout", "77", "--ctx-size", "100"]);
     let has = |name: &str, value: &str| out.lines().any(|l| l.starts_with(name) && l.ends_with(&format!("  {value}")));

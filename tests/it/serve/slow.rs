@@ -12,7 +12,7 @@ use engine_bin::serve::{Bounds, Exit, Server};
 use serde_json::{Value, json};
 
 use super::client::{Client, DEADLINE, ask, get, post};
-use super::fake::{END, Fake, SLOW, Script, chat, config, hello};
+use super::fake::{END, Fake, SLOW, SLOWER, Script, chat, config, hello, let_slow_texts_go};
 
 fn streamed(content: &str) -> String {
     let mut body = chat(content);
@@ -211,13 +211,59 @@ fn a_text_that_takes_long_delays_nobody_else() {
         fake.count(|c| matches!(c, Command::Submit(s) if s.prompt == prompt))
     };
     assert_eq!((prompts(1), prompts(2)), (0, 0));
-    super::fake::let_slow_texts_go();
+    let_slow_texts_go(SLOW);
     assert_eq!(tool.answer().json()["count"], SLOW.len() + padding.len());
     assert_eq!(stays.answer().status, 200);
     // What was read for nobody is no work.
     tool.send(post("/tokenize", &json!({"content": padding}).to_string()));
     assert_eq!(tool.answer().status, 200);
     assert_eq!((prompts(1), prompts(2)), (1, 0));
+}
+
+/// Who asks and leaves puts two messages before a thread that is busy, so that few connections fill what it has.
+#[test]
+fn requests_that_wait_to_be_read_are_bounded() {
+    const MESSAGES: usize = 4096;
+    let fake = Fake::start(hello);
+    let mut first = Client::connect(fake.address());
+    first.send(post("/v1/completions", &json!({"prompt": SLOWER, "max_tokens": 3}).to_string()));
+    let gone = || {
+        let mut client = Client::connect(fake.address());
+        client.send(get("/metrics"));
+        let metrics = client.answer().text();
+        let counts = metrics.lines().filter(|l| l.starts_with("engine_http_requests_total{") && l.contains("\"499\""));
+        counts.map(|l| l.rsplit_once(' ').unwrap().1.parse::<usize>().unwrap()).sum::<usize>()
+    };
+    let request = post("/tokenize", &json!({"content": "x"}).to_string());
+    for left in 1..=MESSAGES / 2 {
+        Client::connect(fake.address()).send(&request);
+        // No more at once than the server has connections for.
+        let end = Instant::now() + DEADLINE;
+        while (left % 256 == 0 || left == MESSAGES / 2) && gone() < left {
+            assert!(Instant::now() < end);
+        }
+    }
+    let mut late = Client::connect(fake.address());
+    for (question, status) in [(request.clone(), 429), (get("/health"), 429), (get("/livez"), 200)] {
+        late.send(&question);
+        let answer = late.answer();
+        assert_eq!(answer.status, status, "{}", answer.text());
+        assert!(
+            status == 200
+                || answer.json()["error"]["code"] == "queue_full" && answer.header("retry-after") == Some("1")
+        );
+    }
+    // It reads on when it can, and what was asked first is answered.
+    let_slow_texts_go(SLOWER);
+    assert_eq!(first.answer().status, 200);
+    let end = Instant::now() + DEADLINE;
+    loop {
+        late.send(&request);
+        if late.answer().status == 200 {
+            break;
+        }
+        assert!(Instant::now() < end);
+    }
 }
 
 #[test]

@@ -212,6 +212,22 @@ fn a_drain_keeps_the_bound_of_the_outbox() {
 }
 
 #[test]
+fn as_many_wait_as_the_limits_say() {
+    let mut rig = Rig::new(&Limits::new(1, 64), ToyConfig::default());
+    rig.submit(&greedy(0, Strategy::Off, 0, 50));
+    rig.tick();
+    for ticket in 1..=258 {
+        rig.submit(&submission(ticket, &[1], 1, speculation(Strategy::Off, 0)));
+    }
+    rig.tick();
+    rig.settle();
+    let refused: Vec<u64> = (1..=258).filter(|ticket| rig.of(*ticket).refused.is_some()).collect();
+    assert_eq!(refused, [257, 258]);
+    assert_eq!(rig.of(258).refused, Some(AdmitError::QueueFull { waiting: 256 }));
+    rig.assert_empty();
+}
+
+#[test]
 fn refusals_name_their_reason() {
     let limits = Limits { waiting: 2, ..Limits::new(1, 64) };
     let mut rig = Rig::new(&limits, ToyConfig { hidden_rows: 0, ..ToyConfig::default() });

@@ -8,6 +8,7 @@ use super::names::Step;
 use super::plan::Recipe;
 use crate::checkpoint::Checkpoint;
 use crate::gguf::TensorType;
+use crate::made::made;
 
 /// Bytes read at a time.
 const PIECE: u64 = 256 << 10;
@@ -23,7 +24,8 @@ struct Run {
 impl Recipe {
     /// The tensor's bytes as they go into the file.
     pub fn reader<'a>(&'a self, from: &'a Checkpoint) -> impl Read + 'a {
-        Reader { recipe: self, from, next: 0, run: None, raw: Vec::new(), ready: Vec::new(), taken: 0 }
+        let mut reader = Reader { recipe: self, from, next: 0, run: None, raw: Vec::new() };
+        made(move |ready| reader.refill(ready))
     }
 
     /// Bytes of a row as the checkpoint stores it.
@@ -95,16 +97,12 @@ struct Reader<'a> {
     /// What is left of the current one.
     run: Option<Run>,
     raw: Vec<u8>,
-    ready: Vec<u8>,
-    taken: usize,
 }
 
 impl Reader<'_> {
-    /// Fills `ready` anew; leaves it empty at the end.
-    fn refill(&mut self) -> io::Result<()> {
-        self.ready.clear();
-        self.taken = 0;
-        while (self.ready.len() as u64) < PIECE {
+    /// Fills `ready` with the next piece; leaves it empty at the end.
+    fn refill(&mut self, ready: &mut Vec<u8>) -> io::Result<()> {
+        while (ready.len() as u64) < PIECE {
             let Some(run) = self.run.or_else(|| self.recipe.run(self.next)) else { return Ok(()) };
             if self.run.is_none() {
                 self.next += 1;
@@ -112,22 +110,10 @@ impl Reader<'_> {
             let len = run.len.min(PIECE);
             self.raw.resize(len as usize, 0);
             self.from.read_at(&self.from.tensors()[run.tensor], run.start, &mut self.raw)?;
-            self.recipe.convert(&self.raw, &mut self.ready);
+            self.recipe.convert(&self.raw, ready);
             let rest = Run { start: run.start + len, len: run.len - len, ..run };
             self.run = (rest.len > 0).then_some(rest);
         }
         Ok(())
-    }
-}
-
-impl Read for Reader<'_> {
-    fn read(&mut self, to: &mut [u8]) -> io::Result<usize> {
-        if self.taken == self.ready.len() {
-            self.refill()?;
-        }
-        let n = to.len().min(self.ready.len() - self.taken);
-        to[..n].copy_from_slice(&self.ready[self.taken..self.taken + n]);
-        self.taken += n;
-        Ok(n)
     }
 }

@@ -23,7 +23,7 @@ fn slow() -> Hub {
     })
 }
 
-fn command(name: &str, hub: &Hub, cache: &Path) -> Command {
+pub fn command(name: &str, hub: &Hub, cache: &Path) -> Command {
     let mut command = Command::new(program(name));
     for (name, _) in std::env::vars_os() {
         let name = name.to_string_lossy().into_owned();
