@@ -12,6 +12,9 @@ use engine_io::ModelFile;
 use engine_io::text::{TemplateLimits, Tokenizer};
 
 use crate::serve::{Bounds, limits};
+use crate::stage::conn::READ_BYTES;
+use crate::stage::door::GUESTS_MAX;
+use crate::stage::handshake::BODY_BYTES;
 
 /// Stack of a thread where `RUST_MIN_STACK` does not say. Source: Rust's `std::thread`, "Stack size".
 const STACK_BYTES: usize = 2 << 20;
@@ -84,9 +87,11 @@ fn plan_as(subject: &Subject<'_>, setting: &Setting, mapped: bool) -> Result<Mem
             Part::memory("token pieces", crate::open::pieces(tokenizer).heap_bytes()),
         ]);
     }
-    // Clients come to the first stage.
+    // Clients come to the first stage, which comes to the last.
     if stage.is_first() {
         memory.parts.extend(front(limits, bounds));
+    } else {
+        memory.parts.push(Part::bound("handshakes", GUESTS_MAX * (BODY_BYTES + READ_BYTES)));
     }
     memory.parts.push(Part::bound("thread stacks", (options.threads + Thread::COUNT + OTHER_THREADS) * STACK_BYTES));
     Ok(memory)

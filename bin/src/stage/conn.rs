@@ -11,7 +11,7 @@ use mio::net::TcpStream;
 use mio::{Events, Interest, Poll, Token, Waker};
 
 /// Bytes of one read.
-const READ_BYTES: usize = 1 << 18;
+pub const READ_BYTES: usize = 1 << 18;
 
 /// Why a connection ends.
 #[derive(Debug, thiserror::Error)]
@@ -36,6 +36,9 @@ pub enum ConnError {
     /// The two sides do not belong together.
     #[error("{0}")]
     Refused(String),
+    /// It is in order, and has a first stage already.
+    #[error("the other stage serves another first stage at present")]
+    Taken,
     /// This process ends.
     #[error("this process ends")]
     Stopped,
@@ -54,6 +57,8 @@ pub struct Ear {
     events: Events,
     waker: Arc<Waker>,
     next: usize,
+    /// The next wait ends by then.
+    again: Option<Instant>,
 }
 
 impl Ear {
@@ -64,7 +69,7 @@ impl Ear {
     pub fn new() -> io::Result<Self> {
         let poll = Poll::new()?;
         let waker = Arc::new(Waker::new(poll.registry(), Token(0))?);
-        Ok(Self { poll, events: Events::with_capacity(16), waker, next: 1 })
+        Ok(Self { poll, events: Events::with_capacity(16), waker, next: 1, again: None })
     }
 
     /// Wakes whoever waits.
@@ -81,11 +86,17 @@ impl Ear {
         self.poll.registry().register(socket, Token(self.next), interest)
     }
 
+    /// The next wait is no longer than this: something is left to do although no socket will tell.
+    pub fn again_after(&mut self, time: Duration) {
+        self.again = Some(Instant::now() + time);
+    }
+
     /// Returns when something may have happened, at `until` at the latest.
     ///
     /// # Errors
     /// The system's.
     pub fn wait(&mut self, until: Instant) -> io::Result<()> {
+        let until = self.again.take().map_or(until, |again| until.min(again));
         let left = until.saturating_duration_since(Instant::now());
         match self.poll.poll(&mut self.events, Some(left)) {
             Err(e) if e.kind() == io::ErrorKind::Interrupted => Ok(()),
@@ -237,12 +248,7 @@ impl Conn {
         patience: Duration,
         meanwhile: impl FnMut() -> Result<(), ConnError>,
     ) -> Result<Frame, ConnError> {
-        let frame = self.receive(ear, patience, meanwhile)?;
-        match frame.header.kind {
-            found if found == kind => Ok(frame),
-            Kind::Refuse => Err(ConnError::Refused(super::handshake::take_reason(frame.body())?)),
-            found => Err(WireError::Unexpected { found, expected: name }.into()),
-        }
+        of_kind(self.receive(ear, patience, meanwhile)?, (kind, name))
     }
 
     /// Writes a whole frame. `meanwhile` is called after every wait.
@@ -274,5 +280,18 @@ impl Conn {
             }
         }
         Ok(())
+    }
+}
+
+/// A frame that is of one kind; a refusal in its place is an error with the peer's words.
+///
+/// # Errors
+/// [`ConnError`]
+pub fn of_kind(frame: Frame, (kind, name): (Kind, &'static str)) -> Result<Frame, ConnError> {
+    match frame.header.kind {
+        found if found == kind => Ok(frame),
+        Kind::Refuse => Err(ConnError::Refused(super::handshake::take_reason(frame.body())?)),
+        Kind::Taken => Err(ConnError::Taken),
+        found => Err(WireError::Unexpected { found, expected: name }.into()),
     }
 }

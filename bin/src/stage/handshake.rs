@@ -7,7 +7,8 @@
 //! Offer      HMAC(key; "first", a, b), facts  ──►
 //!                                      ◄──    Accept     facts, shape, what its MTP block is
 //! ```
-//! Either may send Refuse instead, with the reason. The key itself is never sent, and each side proves that it has it
+//! Either may send Refuse instead, with the reason; a last stage that has a first one already sends Taken instead of Accept,
+//! and is asked again later. The key itself is never sent, and each side proves that it has it
 //! before the other tells anything of the model. It is asked for when the connection is made: what follows is neither
 //! encrypted nor signed, so a network that others can write to needs a tunnel.
 

@@ -16,7 +16,7 @@ use engine::stage::{Link, LinkLost};
 use mio::Waker;
 use parking_lot::Mutex;
 
-use super::conn::{Conn, ConnError, Ear, Frame};
+use super::conn::{self, Conn, ConnError, Ear, Frame};
 use super::facts::Facts;
 use super::handshake::{self, Accepted, BODY_BYTES, FIRST, Key, LAST};
 use crate::serve::Outage;
@@ -47,8 +47,9 @@ enum Job {
     Reject { session: u64, reason: String },
 }
 
-/// The answer to the request of this number; `None`: the session is over.
+/// The answer to the request of this number and session; `None`: the session is over.
 struct Done {
+    session: u64,
     sequence: u64,
     reply: Option<Frame>,
 }
@@ -60,7 +61,8 @@ pub struct LinkHandle {
     done: Receiver<Done>,
     waker: Arc<Waker>,
     timeout: Duration,
-    sequence: u64,
+    /// Of the last request: its session, and its number in that.
+    last: (u64, u64),
 }
 
 impl LinkHandle {
@@ -76,16 +78,16 @@ impl Link for LinkHandle {
     }
 
     fn exchange(&mut self, session: u64, request: &[u8], reply: &mut Vec<u8>) -> Result<(), LinkLost> {
-        self.sequence += 1;
-        let sequence = self.sequence;
+        let sequence = if self.last.0 == session { self.last.1 + 1 } else { 1 };
         let mut frame = Vec::with_capacity(request.len() + wire::HEADER_BYTES);
         wire::frame(&mut frame, Kind::Request, sequence, |body| body.extend_from_slice(request));
         self.send(Job::Request { session, sequence, frame })?;
+        self.last = (session, sequence);
         // Sending and receiving each have their time; the thread keeps both, and this is the guard behind it.
         let deadline = Instant::now() + 3 * self.timeout + HANDSHAKE_TIME;
         loop {
             let done = self.done.recv_deadline(deadline).map_err(|_| LinkLost)?;
-            if done.sequence == sequence {
+            if (done.session, done.sequence) == self.last {
                 let frame = done.reply.ok_or(LinkLost)?;
                 reply.clear();
                 reply.extend_from_slice(frame.body());
@@ -140,7 +142,7 @@ pub fn start(settings: Settings, outage: Outage) -> Result<(LinkHandle, Accepted
     };
     thread::Builder::new().name("link".to_owned()).spawn(move || thread.run())?;
     match accepted.recv() {
-        Ok(Ok(accepted)) => Ok((LinkHandle { session, jobs, done, waker, timeout, sequence: 0 }, accepted)),
+        Ok(Ok(accepted)) => Ok((LinkHandle { session, jobs, done, waker, timeout, last: (0, 0) }, accepted)),
         Ok(Err(reason)) => Err(LinkError::Refused { address, reason }),
         Err(_) => Err(LinkError::Thread(io::Error::other("it has ended"))),
     }
@@ -151,6 +153,7 @@ struct Mail {
     jobs: Receiver<Job>,
     done: Sender<Done>,
     session: Option<u64>,
+    /// The request that waits to be sent or answered: of the present session, its number and frame.
     waiting: Option<(u64, Vec<u8>)>,
 }
 
@@ -162,7 +165,7 @@ impl Mail {
                 Ok(Job::Request { session, sequence, frame }) if Some(session) == self.session => {
                     self.waiting = Some((sequence, frame));
                 }
-                Ok(Job::Request { sequence, .. }) => self.answer(sequence, None),
+                Ok(Job::Request { session, sequence, .. }) => self.answer(session, sequence, None),
                 Ok(Job::Reject { session, reason }) if Some(session) == self.session => {
                     return Err(WireError::bad("a reply", reason).into());
                 }
@@ -173,9 +176,9 @@ impl Mail {
         }
     }
 
-    fn answer(&self, sequence: u64, reply: Option<Frame>) {
+    fn answer(&self, session: u64, sequence: u64, reply: Option<Frame>) {
         // Nobody waits any more where the channel is full or closed.
-        let _ = self.done.try_send(Done { sequence, reply });
+        let _ = self.done.try_send(Done { session, sequence, reply });
     }
 }
 
@@ -258,9 +261,8 @@ impl LinkThread {
         tracing::warn!(peer = %self.settings.address, why, "the connection to the other stage is lost");
         self.outage.set(&why);
         *self.session.lock() = None;
-        self.mail.session = None;
-        if let Some((sequence, _)) = self.mail.waiting.take() {
-            self.mail.answer(sequence, None);
+        if let (Some(session), Some((sequence, _))) = (self.mail.session.take(), self.mail.waiting.take()) {
+            self.mail.answer(session, sequence, None);
         }
     }
 
@@ -332,16 +334,18 @@ impl LinkThread {
                             let found = frame.header.sequence;
                             return Err(WireError::Sequence { found, expected: sequence }.into());
                         }
-                        kind => heard(kind, &mut pinged, &self.outage)?,
+                        _ => heard(frame, &mut pinged, &self.outage)?,
                     }
                 };
                 self.mail.waiting = None;
-                self.mail.answer(sequence, Some(reply));
+                if let Some(session) = self.mail.session {
+                    self.mail.answer(session, sequence, Some(reply));
+                }
                 next_ping = Instant::now() + PING;
                 continue;
             }
             while let Some(frame) = conn.read()? {
-                heard(frame.header.kind, &mut pinged, &self.outage)?;
+                heard(frame, &mut pinged, &self.outage)?;
             }
             let now = Instant::now();
             if pinged.is_some_and(|at| at + timeout <= now) {
@@ -360,15 +364,14 @@ impl LinkThread {
 }
 
 /// A frame that is no reply.
-fn heard(kind: Kind, pinged: &mut Option<Instant>, outage: &Outage) -> Result<(), ConnError> {
-    match kind {
-        Kind::Pong => *pinged = None,
-        Kind::Closing => {
-            tracing::info!("the other stage ends as soon as nothing runs");
-            outage.set("it is shutting down");
-        }
-        found => return Err(WireError::Unexpected { found, expected: "Reply" }.into()),
+fn heard(frame: Frame, pinged: &mut Option<Instant>, outage: &Outage) -> Result<(), ConnError> {
+    if frame.header.kind == Kind::Closing {
+        tracing::info!("the other stage ends as soon as nothing runs");
+        outage.set("it is shutting down");
+        return Ok(());
     }
+    conn::of_kind(frame, (Kind::Pong, "Reply"))?;
+    *pinged = None;
     Ok(())
 }
 

@@ -9,6 +9,7 @@
 //! 503 until it is back, and goes on by itself; a last stage that loses its peer waits for the next one.
 
 pub mod conn;
+pub mod door;
 pub mod facts;
 pub mod flags;
 pub mod handshake;

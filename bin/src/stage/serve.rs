@@ -1,4 +1,5 @@
-//! The last stage's process: one peer at a time, its requests one after the other, on one thread.
+//! The last stage's process: one peer at a time, its requests one after the other, on one thread. Who else comes is met
+//! between two requests ([`Door`]).
 //!
 //! It outlives its peers: whatever a connection was or did, the next one begins with nothing.
 
@@ -14,21 +15,20 @@ use engine::model::{Model, ModelError, MtpStatus};
 use engine::stage::wire::{self, Kind, WireError};
 use engine::stage::{Agreed, LastStage};
 use engine::step::Executor as _;
+use mio::Waker;
 use mio::net::TcpListener;
-use mio::{Interest, Waker};
 
-use super::conn::{Conn, ConnError, Ear};
+use super::conn::{Conn, ConnError, Ear, Frame};
+use super::door::{self, Door};
 use super::facts::Facts;
 use super::flags::address;
-use super::handshake::{self, Accepted, BODY_BYTES, FIRST, Key, LAST};
+use super::handshake::{self, Accepted, Key};
 use crate::flags::ServeArgs;
 use crate::memory::{Setting, Subject};
 use crate::serve::limits;
 use crate::serve::start::{self, Files, LoadError};
 use crate::watch;
 
-/// For each message of a handshake.
-const HANDSHAKE_TIME: Duration = Duration::from_secs(10);
 /// Nothing runs any more when no request came for this long.
 const QUIET_TIME: Duration = Duration::from_secs(2);
 
@@ -53,9 +53,7 @@ impl StopHandle {
 pub struct StageServer {
     stage: LastStage,
     model: Arc<Model>,
-    accepted: Accepted,
-    key: Key,
-    listener: TcpListener,
+    door: Door,
     address: SocketAddr,
     ear: Ear,
     stop: Arc<AtomicBool>,
@@ -103,20 +101,11 @@ impl StageServer {
         watch::start(model.files.clone()).map_err(LoadError::Watch)?;
         let named = |e: io::Error| LoadError::Listen(io::Error::new(e.kind(), format!("cannot listen on {at}: {e}")));
         let mut ear = Ear::new().map_err(named)?;
-        let mut listener = TcpListener::bind(at).map_err(named)?;
-        ear.add(&mut listener, Interest::READABLE).map_err(named)?;
-        let address = listener.local_addr().map_err(named)?;
-        Ok(Self {
-            stage: LastStage::new(executor, agreed),
-            model,
-            accepted,
-            key,
-            listener,
-            address,
-            ear,
-            stop: Arc::default(),
-            timeout: link.timeout(),
-        })
+        let listener = TcpListener::bind(at).map_err(named)?;
+        let door = Door::new(listener, key, accepted, &mut ear).map_err(named)?;
+        let address = door.address().map_err(named)?;
+        let stage = LastStage::new(executor, agreed);
+        Ok(Self { stage, model, door, address, ear, stop: Arc::default(), timeout: link.timeout() })
     }
 
     /// Where it listens.
@@ -134,84 +123,39 @@ impl StageServer {
     /// # Errors
     /// If the system fails.
     pub fn run(mut self) -> io::Result<()> {
-        loop {
-            let (stream, peer) = match self.listener.accept() {
-                Ok(accepted) => accepted,
-                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
-                    if self.stop.load(Ordering::Acquire) {
-                        return Ok(());
-                    }
-                    self.ear.wait(Instant::now() + Duration::from_secs(3600))?;
-                    continue;
-                }
-                Err(e) => {
-                    // Such as a peer that is gone already, or no descriptor left.
-                    tracing::warn!(error = %e, "a connection could not be taken");
-                    self.ear.wait(Instant::now() + Duration::from_millis(100))?;
-                    continue;
-                }
+        while !self.stop.load(Ordering::Acquire) {
+            let Some((mut conn, peer)) = self.door.look(&mut self.ear, false) else {
+                let later = Instant::now() + Duration::from_secs(3600);
+                self.ear.wait(self.door.until().unwrap_or(later))?;
+                continue;
             };
-            let served = Conn::new(stream, &mut self.ear, BODY_BYTES).map_err(ConnError::from).and_then(|mut conn| {
-                self.greet(&mut conn)?;
-                tracing::info!(%peer, "the first stage is connected");
-                self.serve(&mut conn)
-            });
-            let stopped = self.stop.load(Ordering::Acquire);
-            match served {
-                Ok(()) | Err(ConnError::Stopped) => {}
+            tracing::info!(%peer, "the first stage is connected");
+            match self.serve(&mut conn) {
+                Ok(()) => {}
                 Err(ConnError::Closed) => tracing::info!(%peer, "the first stage has gone; waiting for the next"),
-                Err(error) => tracing::warn!(%peer, %error, "the connection ends; waiting for the next"),
-            }
-            if stopped {
-                return Ok(());
+                Err(error) => {
+                    tracing::warn!(%peer, %error, "the connection ends; waiting for the next");
+                    if let ConnError::Wire(error) = error {
+                        let reason = error.to_string();
+                        door::tell(&mut conn, &mut self.ear, Kind::Refuse, |body| handshake::put_reason(body, &reason));
+                    }
+                }
             }
         }
+        Ok(())
     }
 
-    /// The handshake. What the peer had before is forgotten when it is over.
-    fn greet(&mut self, conn: &mut Conn) -> Result<(), ConnError> {
-        let Self { stage, accepted, key, ear, stop, .. } = self;
-        let wanted = || if stop.load(Ordering::Acquire) { Err(ConnError::Stopped) } else { Ok(()) };
-        let mut out = Vec::new();
-        let frame = match conn.expect(Kind::Hello, "Hello", ear, HANDSHAKE_TIME, wanted) {
-            // So that a peer of another version can say what is wrong with it.
-            Err(ConnError::Wire(error @ WireError::Version { .. })) => {
-                return Err(refuse(conn, ear, &mut out, error.to_string()));
-            }
-            other => other?,
-        };
-        let (theirs, keyed) = handshake::take_hello(frame.body())?;
-        let mine = handshake::nonce()?;
-        let proof = key.proof(LAST, &theirs, &mine);
-        wire::frame(&mut out, Kind::Challenge, 0, |body| {
-            handshake::put_greeting(body, &mine, key.is_some(), Some(&proof));
-        });
-        if let Err(reason) = key.agrees(keyed, "stage 1", "stage 0") {
-            return Err(refuse(conn, ear, &mut out, reason));
-        }
-        conn.send(&out, ear, HANDSHAKE_TIME, wanted)?;
-        let frame = conn.expect(Kind::Offer, "Offer", ear, HANDSHAKE_TIME, wanted)?;
-        let (proof, facts) = handshake::take_offer(frame.body())?;
-        if !key.check(FIRST, &theirs, &mine, &proof) {
-            let reason = String::from("stage 0 has another key; give both the same --stage-key-file");
-            return Err(refuse(conn, ear, &mut out, reason));
-        }
-        let first = handshake::take_facts(facts)?;
-        if let Err(reason) = first.fits(&accepted.facts) {
-            return Err(refuse(conn, ear, &mut out, reason));
-        }
-        stage.forget_all();
-        conn.most = stage.agreed().body_bytes();
-        wire::frame(&mut out, Kind::Accept, 0, |body| accepted.put(body));
-        conn.send(&out, ear, HANDSHAKE_TIME, wanted)
-    }
-
-    /// Runs requests until the peer goes, or until nothing runs after a signal.
+    /// Runs requests until the peer goes, or until nothing runs after a signal. What its predecessor had is forgotten.
     fn serve(&mut self, conn: &mut Conn) -> Result<(), ConnError> {
         let timeout = self.timeout;
+        self.stage.forget_all();
+        conn.most = self.stage.agreed().body_bytes();
         let mut out = Vec::new();
+        wire::frame(&mut out, Kind::Accept, 0, |body| self.door.accepted().put(body));
+        conn.send(&out, &mut self.ear, door::HANDSHAKE_TIME, || Ok(()))?;
         let mut heard = Instant::now();
-        let mut requested = Instant::now();
+        let mut requested = heard;
+        let mut sequence = 0;
         let mut closing: Option<Instant> = None;
         loop {
             let now = Instant::now();
@@ -220,19 +164,14 @@ impl StageServer {
                 wire::frame(&mut out, Kind::Closing, 0, |_| {});
                 conn.send(&out, &mut self.ear, timeout, || Ok(()))?;
             }
+            let passed = self.door.look(&mut self.ear, true);
+            debug_assert!(passed.is_none(), "one first stage at a time");
             if let Some(frame) = conn.read()? {
-                heard = now;
-                let sequence = frame.header.sequence;
-                match frame.header.kind {
-                    Kind::Ping => wire::frame(&mut out, Kind::Pong, sequence, |_| {}),
-                    Kind::Request => {
-                        self.run_request(frame.body(), sequence, &mut out)?;
-                        requested = Instant::now();
-                        heard = requested;
-                    }
-                    found => return Err(WireError::Unexpected { found, expected: "Request" }.into()),
+                if self.answer(&frame, &mut sequence, &mut out)? {
+                    requested = Instant::now();
                 }
                 conn.send(&out, &mut self.ear, timeout, || Ok(()))?;
+                heard = Instant::now();
                 continue;
             }
             let over =
@@ -244,7 +183,26 @@ impl StageServer {
                 return Err(ConnError::Late { what: "said anything", after: timeout });
             }
             let until = if closing.is_some() { now + Duration::from_millis(100) } else { heard + timeout };
-            self.ear.wait(until)?;
+            self.ear.wait(self.door.until().map_or(until, |guests| until.min(guests)))?;
+        }
+    }
+
+    /// Answers a frame; whether it was a request. `sequence`: the number of the last one.
+    fn answer(&mut self, frame: &Frame, sequence: &mut u64, out: &mut Vec<u8>) -> Result<bool, WireError> {
+        match frame.header.kind {
+            Kind::Ping => {
+                wire::frame(out, Kind::Pong, frame.header.sequence, |_| {});
+                Ok(false)
+            }
+            Kind::Request => {
+                *sequence += 1;
+                if frame.header.sequence != *sequence {
+                    return Err(WireError::Sequence { found: frame.header.sequence, expected: *sequence });
+                }
+                self.run_request(frame.body(), *sequence, out)?;
+                Ok(true)
+            }
+            found => Err(WireError::Unexpected { found, expected: "Request" }),
         }
     }
 
@@ -255,14 +213,6 @@ impl StageServer {
         watch::end_if_changed(&self.model.files);
         error.map_or(Ok(()), Err)
     }
-}
-
-/// Tells the peer why, and makes an error of it.
-fn refuse(conn: &mut Conn, ear: &mut Ear, out: &mut Vec<u8>, reason: String) -> ConnError {
-    wire::frame(out, Kind::Refuse, 0, |body| handshake::put_reason(body, &reason));
-    // The connection ends anyway.
-    let _ = conn.send(out, ear, Duration::from_secs(1), || Ok(()));
-    ConnError::Refused(reason)
 }
 
 /// Serves the last stage of a model: the part of `engine-serve` that has no HTTP. `ready` is given the means to end it.
@@ -276,8 +226,8 @@ pub fn run(
 ) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
     let server = StageServer::start(args, files)?;
     ready(server.handle());
-    let stage = server.accepted.facts.stage;
-    tracing::info!(%stage, mtp = server.accepted.shape.mtp, "serving the last stage");
+    let Accepted { facts: Facts { stage, .. }, shape, .. } = server.door.accepted();
+    tracing::info!(%stage, mtp = shape.mtp, "serving the last stage");
     let mut stdout = io::stdout();
     writeln!(stdout, "listening for stage 0 on {}", server.address())
         .and_then(|()| stdout.flush())

@@ -7,8 +7,7 @@
 //! hidden ring             base [ h ............. ) kv_len    base <= mtp_len - 1
 //! ```
 //!
-//! Every step is compared with these before anything is computed: a step that does not continue where its sequence
-//! stands is a bug of its writer and asserts.
+//! Every step is compared with these before anything is computed (`check.rs`), by the same rules that move them.
 
 use crate::ids::StateSlot;
 
@@ -25,10 +24,74 @@ pub struct Cursor {
     pub hidden_base: u32,
 }
 
+/// What of a model its cursors depend on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Rule {
+    /// Hidden rows that are kept; 0 without an MTP block.
+    pub capacity: u32,
+    /// The recurrent state cannot be cut below its fold.
+    pub recurrent: bool,
+}
+
 impl Cursor {
     /// Rows logged since the fold.
     pub fn log_len(&self) -> u32 {
         self.kv_len - self.folded_len
+    }
+
+    /// A folded sequence whose MTP cache is complete and whose pending hidden row alone is kept.
+    pub fn restored(kv_len: u32) -> Self {
+        Self { kv_len, folded_len: kv_len, mtp_len: kv_len, hidden_base: kv_len.saturating_sub(1) }
+    }
+
+    /// Forgets positions `kv_len..`.
+    ///
+    /// # Errors
+    /// If that reaches past the end, or below what the state has folded, or below the hidden rows that are kept.
+    pub fn truncate(&mut self, kv_len: u32, rule: Rule) -> Result<(), String> {
+        if kv_len > self.kv_len {
+            return Err(format!("truncated to {kv_len} of {} positions", self.kv_len));
+        }
+        if kv_len == self.kv_len {
+            return Ok(());
+        }
+        if kv_len < self.folded_len && rule.recurrent {
+            return Err(format!("truncated to {kv_len}, but {} positions are folded into its state", self.folded_len));
+        }
+        if rule.capacity > 0 && kv_len > 0 && kv_len <= self.hidden_base {
+            return Err(format!("truncated to {kv_len}, but hidden rows are kept from {} on only", self.hidden_base));
+        }
+        self.kv_len = kv_len;
+        self.folded_len = self.folded_len.min(kv_len);
+        self.mtp_len = self.mtp_len.min(kv_len);
+        if kv_len == 0 {
+            self.hidden_base = 0;
+        }
+        Ok(())
+    }
+
+    /// Everything logged is folded now.
+    pub fn fold(&mut self) {
+        self.folded_len = self.kv_len;
+    }
+
+    /// A trunk pass appended `rows` positions, the first `committed` folded, the rest logged.
+    ///
+    /// # Errors
+    /// If that pushes out hidden rows that the MTP cache waits for.
+    pub fn advance(&mut self, rows: u32, committed: u32, rule: Rule) -> Result<(), String> {
+        self.folded_len = self.kv_len + committed;
+        self.kv_len += rows;
+        if rule.capacity > 0 {
+            self.hidden_base = self.hidden_base.max(self.kv_len.saturating_sub(rule.capacity));
+            if self.hidden_base >= self.mtp_len.max(1) {
+                return Err(format!(
+                    "the MTP cache at {} waits for hidden rows that {} positions have pushed out",
+                    self.mtp_len, self.kv_len
+                ));
+            }
+        }
+        Ok(())
     }
 }
 
@@ -64,6 +127,16 @@ impl Cursors {
         size_of::<f32>() * Self::hidden_len(slots, capacity, width) + slots * size_of::<Cursor>()
     }
 
+    /// What moves them.
+    pub fn rule(&self) -> Rule {
+        Rule { capacity: self.capacity as u32, recurrent: self.recurrent }
+    }
+
+    /// By sequence.
+    pub fn all(&self) -> &[Cursor] {
+        &self.cursor
+    }
+
     /// The cursor of a sequence.
     pub fn get(&self, slot: StateSlot) -> Cursor {
         self.cursor[slot.index()]
@@ -74,53 +147,27 @@ impl Cursors {
         self.cursor[slot.index()] = Cursor::default();
     }
 
-    /// Forgets positions `kv_len..`.
+    /// As [`Cursor::truncate`].
     ///
     /// # Panics
-    /// If that reaches past the end, or below what the state has folded, or below the hidden rows that are kept.
+    /// Where that is an error.
     pub fn truncate(&mut self, slot: StateSlot, kv_len: u32) {
-        let c = &mut self.cursor[slot.index()];
-        assert!(kv_len <= c.kv_len, "{slot}: truncated to {kv_len} of {} positions", c.kv_len);
-        if kv_len == c.kv_len {
-            return;
-        }
-        assert!(
-            kv_len >= c.folded_len || !self.recurrent,
-            "{slot}: truncated to {kv_len}, but {} positions are folded into its state",
-            c.folded_len
-        );
-        assert!(
-            self.capacity == 0 || kv_len == 0 || kv_len > c.hidden_base,
-            "{slot}: truncated to {kv_len}, but hidden rows are kept from {} on only",
-            c.hidden_base
-        );
-        c.kv_len = kv_len;
-        c.folded_len = c.folded_len.min(kv_len);
-        c.mtp_len = c.mtp_len.min(kv_len);
+        let rule = self.rule();
+        self.cursor[slot.index()].truncate(kv_len, rule).unwrap_or_else(|error| panic!("{slot}: {error}"));
     }
 
     /// Everything logged is folded now.
     pub fn folded(&mut self, slot: StateSlot) {
-        let c = &mut self.cursor[slot.index()];
-        c.folded_len = c.kv_len;
+        self.cursor[slot.index()].fold();
     }
 
-    /// A trunk pass appended `rows` positions, the first `committed` folded, the rest logged.
+    /// As [`Cursor::advance`].
+    ///
+    /// # Panics
+    /// Where that is an error.
     pub fn advance(&mut self, slot: StateSlot, rows: u32, committed: u32) {
-        let capacity = self.capacity as u32;
-        let c = &mut self.cursor[slot.index()];
-        c.folded_len = c.kv_len + committed;
-        c.kv_len += rows;
-        if capacity > 0 {
-            c.hidden_base = c.hidden_base.max(c.kv_len.saturating_sub(capacity));
-            assert!(
-                c.mtp_len == 0 || c.hidden_base < c.mtp_len,
-                "{slot}: the MTP cache at {} waits for hidden rows that {} positions have pushed out",
-                c.mtp_len,
-                c.kv_len
-            );
-            assert!(c.mtp_len > 0 || c.hidden_base == 0, "{slot}: hidden rows pushed out before the MTP cache began");
-        }
+        let rule = self.rule();
+        self.cursor[slot.index()].advance(rows, committed, rule).unwrap_or_else(|error| panic!("{slot}: {error}"));
     }
 
     /// The MTP cache covers `mtp_len` positions now.
@@ -166,8 +213,7 @@ impl Cursors {
 
     /// A folded sequence of `kv_len` positions whose MTP cache is complete and whose pending row is `hidden`.
     pub fn restore(&mut self, slot: StateSlot, kv_len: u32, hidden: &[f32]) {
-        let hidden_base = kv_len.saturating_sub(1);
-        self.cursor[slot.index()] = Cursor { kv_len, folded_len: kv_len, mtp_len: kv_len, hidden_base };
+        self.cursor[slot.index()] = Cursor::restored(kv_len);
         if kv_len > 0 {
             self.keep_hidden(slot, kv_len - 1, hidden);
         }

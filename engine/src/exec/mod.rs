@@ -8,9 +8,10 @@
 //! ```
 //!
 //! It owns payload only. Which page or slot belongs to whom is the Ledger's business; what must be true of them is
-//! asserted (`cursors.rs`).
+//! checked before anything is computed (`check.rs`).
 
 mod batch;
+mod check;
 mod choose;
 mod cursors;
 mod machine;
@@ -134,6 +135,7 @@ impl CpuExecutor {
     /// As [`Executor::run`]; if `received` has another length.
     pub fn run_stage(&mut self, step: &Step, received: &[f32], out: &mut StepResult) {
         out.clear();
+        self.assert_runs(step);
         let pool = self.machine.pool();
         let _pass = pool.pass();
         for op in &step.ops {
@@ -159,6 +161,7 @@ impl CpuExecutor {
     /// As [`Executor::run`].
     pub fn draft_ahead(&mut self, work: &MtpWork, out: &mut StepResult) {
         out.clear();
+        self.assert_runs(&Step { mtp: work.clone(), ..Step::default() });
         let pool = self.machine.pool();
         let _pass = pool.pass();
         let before: Vec<u32> = work.state.iter().map(|s| self.cursors.get(*s).mtp_len).collect();

@@ -7,7 +7,7 @@ use super::CpuExecutor;
 
 /// A saved sequence: everything but its pages.
 pub(super) struct Checkpoint {
-    kv_len: u32,
+    pub(super) kv_len: u32,
     /// Recurrent layers, one after the other.
     state: Vec<f32>,
     /// The pending hidden row h_(kv_len - 1); empty without an MTP block.

@@ -167,7 +167,7 @@ impl<L: Link> Split<L> {
         }
         // Catching up has no answer; a chain that was foreseen has it.
         let here = |s: usize| known.depth[s] == 0 || self.foresight.answer(&known, s).is_some();
-        if !known.probe && (0..known.state.len()).all(here) {
+        if (0..known.state.len()).all(here) {
             let mut drafts = Vec::with_capacity(known.state.len());
             for s in 0..known.state.len() {
                 let (some, ns) = self.foresight.answer(&known, s).unwrap_or_default();
@@ -187,7 +187,6 @@ impl<L: Link> Split<L> {
             .map(|s| result.draft[of(s)].iter().copied().zip(result.draft_prob[of(s)].iter().copied()).collect())
             .collect();
         spread(&kept, &drafts, out);
-        out.mtp_logits = result.mtp_logits;
         out.times = result.times;
     }
 
@@ -244,6 +243,7 @@ impl<L: Link> Executor for Split<L> {
 
     fn run(&mut self, step: &Step, out: &mut StepResult) {
         out.clear();
+        assert!(!step.mtp.probe && !step.trunk.rules.probe, "a probe looks at one process");
         self.enter(self.link.session());
         let mut ops = self.known_ops(&step.ops);
         // Operations on the local half alone need not wait for anything.
@@ -297,7 +297,6 @@ fn part(work: &TrunkWork, kept: &[usize]) -> TrunkWork {
     rules.edit_start.push(0);
     rules.filters.clone_from(&from.filters);
     rules.mask_word.clone_from(&from.mask_word);
-    rules.probe = from.probe;
     for &s in kept {
         let rows = work.row_start[s] as usize..work.row_start[s + 1] as usize;
         for i in rules_of(work, s) {
@@ -346,6 +345,4 @@ fn merge(work: &TrunkWork, kept: &[usize], part: &TrunkWork, result: &StepResult
         }
         out.top_start[to + 1] = out.top.len() as u32;
     }
-    out.logits.clone_from(&result.logits);
-    out.hidden.clone_from(&result.hidden);
 }

@@ -25,6 +25,21 @@ struct Ahead {
     draft_ns: u64,
 }
 
+impl Ahead {
+    /// Whether an operation leaves what was foreseen of `state` as it is.
+    fn outlives(&self, state: StateSlot, op: &SlotOp) -> bool {
+        match *op {
+            SlotOp::Reset { state: s } | SlotOp::Restore { state: s, .. } | SlotOp::Fork { to: s, .. } => s != state,
+            // The rows that a verdict rejected go; foreseen is what remains then, and no other length.
+            SlotOp::Truncate { state: s, kv_len } => {
+                s != state || u64::from(self.position) + self.token.len() as u64 == u64::from(kv_len) + 1
+            }
+            SlotOp::CopyPage { to, .. } => !self.page.contains(&to),
+            SlotOp::Fold { .. } | SlotOp::Save { .. } | SlotOp::Drop { .. } => true,
+        }
+    }
+}
+
 /// The chain of a sequence in the tick under way.
 #[derive(Clone, Copy)]
 struct Chain {
@@ -54,27 +69,22 @@ impl Foresight {
 
     /// What an operation does to what was foreseen.
     pub fn op(&mut self, op: &SlotOp) {
-        match *op {
-            SlotOp::Reset { state } | SlotOp::Restore { state, .. } | SlotOp::Fork { to: state, .. } => {
-                self.chain[state.index()] = None;
-                self.ahead[state.index()] = None;
-            }
-            // The rows that a verdict rejected go; foreseen is what remains then, and no other length.
-            SlotOp::Truncate { state, kv_len } => {
-                let ahead = &mut self.ahead[state.index()];
-                if ahead.as_ref().is_some_and(|a| a.position + a.token.len() as u32 != kv_len + 1) {
-                    *ahead = None;
-                }
-            }
-            SlotOp::CopyPage { to, .. } => {
-                for ahead in &mut self.ahead {
-                    if ahead.as_ref().is_some_and(|a| a.page.contains(&to)) {
-                        *ahead = None;
-                    }
-                }
-            }
-            SlotOp::Fold { .. } | SlotOp::Save { .. } | SlotOp::Drop { .. } => {}
+        if let SlotOp::Reset { state } | SlotOp::Restore { state, .. } | SlotOp::Fork { to: state, .. } = *op {
+            self.chain[state.index()] = None;
         }
+        for (state, ahead) in (0..).map(StateSlot).zip(&mut self.ahead) {
+            if ahead.as_ref().is_some_and(|ahead| !ahead.outlives(state, op)) {
+                *ahead = None;
+            }
+        }
+    }
+
+    /// As [`Self::answer`], behind operations that are still to come.
+    pub fn answers_after(&self, ops: &[SlotOp], work: &MtpWork, segment: usize) -> bool {
+        let state = work.state[segment];
+        let ahead = self.ahead[state.index()].as_ref();
+        ahead.is_some_and(|ahead| ops.iter().all(|op| ahead.outlives(state, op)))
+            && self.answer(work, segment).is_some()
     }
 
     /// Drafts of a segment that was foreseen, as many as it asks for, and what they took; `None` where it was not.
@@ -85,8 +95,7 @@ impl Foresight {
         let page = &work.page[work.page_start[segment] as usize..work.page_start[segment + 1] as usize];
         // Those that hold committed rows; what drafts wrote behind them is nobody's.
         let pages = Limits::pages_for(work.position[segment] as usize + token.len());
-        let same = !work.probe
-            && depth > 0
+        let same = depth > 0
             && work.position[segment] == ahead.position
             && token == ahead.token
             && work.p_min[segment].to_bits() == ahead.p_min.to_bits()

@@ -1,7 +1,7 @@
 //! The last stage: takes requests of the first as bytes, runs them, and drafts ahead.
 
 use crate::exec::CpuExecutor;
-use crate::step::{Executor as _, MtpWork, Step, StepResult};
+use crate::step::{MtpWork, Step, StepResult};
 
 use super::Agreed;
 use super::foresight::{Drafts, Foresight};
@@ -51,25 +51,43 @@ impl LastStage {
         self.foresight.clear();
     }
 
+    /// Whether `body` is a request that can be run as everything stands now. All that a first stage may get wrong is
+    /// found here: bytes that are no request, numbers out of range, columns that contradict each other, and work that does
+    /// not continue where its sequences stand.
+    ///
+    /// # Errors
+    /// What was found, and what was expected.
+    pub fn accept(&self, body: &[u8]) -> Result<Request, WireError> {
+        let request = take_request(body, &self.agreed)?;
+        let Step { ops, mtp, .. } = &request.step;
+        self.executor.check(&request.step).map_err(|reason| WireError::bad("a request", reason))?;
+        let missing = |&s: &usize| mtp.depth[s] > 0 && !self.foresight.answers_after(ops, mtp, s);
+        if request.answered
+            && let Some(s) = (0..mtp.state.len()).find(missing)
+        {
+            return Err(WireError::bad("MTP work", format!("the chain of {} was taken for answered", mtp.state[s])));
+        }
+        Ok(request)
+    }
+
     /// Runs the request in `body` and appends the reply to `out`.
     ///
     /// # Errors
-    /// Bytes that are no request. Nothing has been run then.
-    ///
-    /// # Panics
-    /// If the request is in order and does not continue where its sequences stand: the first stage has a fault.
+    /// As [`Self::accept`]. Nothing of it has been run then, and every sequence is forgotten: the sides are not of one mind.
     pub fn run(&mut self, body: &[u8], out: &mut Vec<u8>) -> Result<(), WireError> {
-        let Request { step, answered, rows } = take_request(body, &self.agreed)?;
-        if !step.mtp.state.is_empty() && !self.executor.shape().mtp {
-            return Err(WireError::bad("MTP work", "this stage has no MTP block"));
-        }
-        let Step { ops, mtp, trunk } = step;
+        let Request { step: Step { ops, mtp, trunk }, rows, .. } = match self.accept(body) {
+            Ok(request) => request,
+            Err(error) => {
+                self.forget_all();
+                return Err(error);
+            }
+        };
         let mut result = StepResult::default();
         ops.iter().for_each(|op| self.foresight.op(op));
         self.executor.run_stage(&Step { ops, ..Step::default() }, &[], &mut result);
         let mut drafts = StepResult::default();
         if !mtp.state.is_empty() {
-            self.run_mtp(&mtp, answered, &mut drafts)?;
+            self.run_mtp(&mtp, &mut drafts);
         }
         let mut ahead = Drafts::default();
         if !trunk.state.is_empty() {
@@ -87,7 +105,6 @@ impl LastStage {
         result.draft_start = drafts.draft_start;
         result.draft = drafts.draft;
         result.draft_prob = drafts.draft_prob;
-        result.mtp_logits = drafts.mtp_logits;
         result.times.fill_ns = fill_ns;
         result.times.draft_ns = draft_ns;
         put_reply(out, &result, &ahead);
@@ -95,14 +112,10 @@ impl LastStage {
     }
 
     /// Chains that were foreseen are answered from what was drafted, all else is run.
-    fn run_mtp(&mut self, work: &MtpWork, answered: bool, out: &mut StepResult) -> Result<(), WireError> {
+    fn run_mtp(&mut self, work: &MtpWork, out: &mut StepResult) {
         let foreseen: Vec<Option<(Vec<_>, u64)>> = (0..work.state.len())
             .map(|s| self.foresight.answer(work, s).map(|(drafts, ns)| (drafts.to_vec(), ns)))
             .collect();
-        let missing = |s: usize| work.depth[s] > 0 && foreseen[s].is_none();
-        if answered && let Some(s) = (0..work.state.len()).find(|&s| missing(s)) {
-            return Err(WireError::bad("MTP work", format!("the chain of {} was taken for answered", work.state[s])));
-        }
         let rest = segments(work, |s| foreseen[s].is_none());
         let mut computed = StepResult::default();
         if !rest.state.is_empty() {
@@ -131,17 +144,15 @@ impl LastStage {
             }
             out.draft_start.push(out.draft.len() as u32);
         }
-        out.mtp_logits = computed.mtp_logits;
         out.times.fill_ns = computed.times.fill_ns;
         out.times.draft_ns += computed.times.draft_ns;
         self.foresight.done(work);
-        Ok(())
     }
 }
 
 /// The segments of `work` that `wanted` says.
 pub(super) fn segments(work: &MtpWork, wanted: impl Fn(usize) -> bool) -> MtpWork {
-    let mut out = MtpWork { probe: work.probe, ..MtpWork::default() };
+    let mut out = MtpWork::default();
     for s in (0..work.state.len()).filter(|&s| wanted(s)) {
         if out.state.is_empty() {
             out.token_start.push(0);

@@ -1,4 +1,5 @@
-//! Requests and replies as bodies of frames, and what must hold between their columns.
+//! Requests and replies as bodies of frames, and what must hold between their columns. What must hold between a request
+//! and the sequences that it goes on with is asked in `last.rs`. Probes do not cross: what they return has no bound.
 
 use crate::ids::{CheckpointId, TokenId};
 use crate::limits::{Limits, PAGE_TOKENS, STEP_ROWS_MAX};
@@ -76,7 +77,7 @@ pub fn put_request(out: &mut Vec<u8>, step: &Step, answered: bool, rows: &[f32])
     out.put_u8(u8::from(answered));
     out.put_u32(step.ops.len() as u32);
     step.ops.iter().for_each(|op| put_op(out, op));
-    let MtpWork { state, position, depth, p_min, token_start, token, page_start, page, probe } = &step.mtp;
+    let MtpWork { state, position, depth, p_min, token_start, token, page_start, page, .. } = &step.mtp;
     put_ids(out, state);
     out.put_words(position.iter().copied());
     out.put_words(depth.iter().copied());
@@ -85,7 +86,6 @@ pub fn put_request(out: &mut Vec<u8>, step: &Step, answered: bool, rows: &[f32])
     put_ids(out, token);
     out.put_words(page_start.iter().copied());
     put_ids(out, page);
-    out.put_u8(u8::from(*probe));
     let TrunkWork { state, position, committed, row_start, page_start, page, token, source, rules } = &step.trunk;
     put_ids(out, state);
     out.put_words(position.iter().copied());
@@ -96,7 +96,7 @@ pub fn put_request(out: &mut Vec<u8>, step: &Step, answered: bool, rows: &[f32])
     put_ids(out, token);
     out.put_u32(source.len() as u32);
     out.extend(source.iter().map(|s| *s as u8));
-    let RowRules { row, filter, draw, edit_start, edit, mask, mask_word, top_n, filters, probe } = rules;
+    let RowRules { row, filter, draw, edit_start, edit, mask, mask_word, top_n, filters, .. } = rules;
     for column in [row, filter, draw, edit_start] {
         out.put_words(column.iter().copied());
     }
@@ -118,7 +118,6 @@ pub fn put_request(out: &mut Vec<u8>, step: &Step, answered: bool, rows: &[f32])
         out.put_u64(seed);
         out.put_u32(choice);
     }
-    out.put_u8(u8::from(*probe));
     out.put_floats(rows);
 }
 
@@ -155,7 +154,7 @@ pub fn take_request(body: &[u8], agreed: &Agreed) -> Result<Request, WireError> 
         token: take.words("MTP tokens", mtp_tokens, TokenId)?,
         page_start: take.words("MTP page starts", slots + 1, same)?,
         page: take.words("MTP pages", tables, crate::ids::PageId)?,
-        probe: flag(take, "the MTP probe flag")?,
+        ..MtpWork::default()
     };
     let mut trunk = TrunkWork {
         state: take.words("sequences", slots, crate::ids::StateSlot)?,
@@ -194,7 +193,6 @@ pub fn take_request(body: &[u8], agreed: &Agreed) -> Result<Request, WireError> 
             choice: take.u32(WHAT)?,
         });
     }
-    rules.probe = flag(take, "the probe flag")?;
     trunk.rules = rules;
     let rows = take.words("activations", step_rows.saturating_mul(agreed.border_width), f32::from_bits)?;
     std::mem::replace(take, Take::new(&[])).end()?;
@@ -244,8 +242,10 @@ fn check_tokens(tokens: &[TokenId], agreed: &Agreed) -> Result<(), WireError> {
     ensure(bad.is_none(), "tokens", || format!("{} is outside the vocabulary", bad.map_or(0, |t| t.0)))
 }
 
-/// Positions up to `end` have pages and fit the context.
+/// The rows have pages and fit the context, and there are no more pages than a sequence can need.
 fn check_room(position: u32, rows: usize, pages: usize, agreed: &Agreed, what: &'static str) -> Result<(), WireError> {
+    let needed = Limits::pages_for(agreed.limits.context + 1);
+    ensure(pages <= needed, what, || format!("have {pages} pages, a sequence needs at most {needed}"))?;
     let end = position as usize + rows;
     let most = (pages * PAGE_TOKENS).min(Limits::pages_for(agreed.limits.context) * PAGE_TOKENS);
     ensure(end <= most, what, || format!("reach {end} with {pages} pages"))
@@ -363,9 +363,6 @@ pub fn put_reply(out: &mut Vec<u8>, result: &StepResult, ahead: &Drafts) {
         out.put_u32(token.0);
         out.put_f32(*logprob);
     }
-    out.put_floats(&result.logits);
-    out.put_floats(&result.hidden);
-    out.put_floats(&result.mtp_logits);
     let times = result.times;
     for ns in [times.fill_ns, times.draft_ns, times.trunk_ns, times.choose_ns] {
         out.put_u64(ns);
@@ -395,10 +392,6 @@ pub fn take_reply(body: &[u8], step: &Step, agreed: &Agreed) -> Result<Reply, Wi
     for _ in 0..take.count("alternatives", step_rows.saturating_mul(agreed.vocab), 8)? {
         result.top.push((TokenId(take.u32("an alternative")?), take.f32("an alternative")?));
     }
-    // The probe: as long as the frame.
-    result.logits = take.words("logits", usize::MAX, f32::from_bits)?;
-    result.hidden = take.words("hidden rows", usize::MAX, f32::from_bits)?;
-    result.mtp_logits = take.words("MTP logits", usize::MAX, f32::from_bits)?;
     let times = &mut result.times;
     for ns in [&mut times.fill_ns, &mut times.draft_ns, &mut times.trunk_ns, &mut times.choose_ns] {
         *ns = take.u64("times")?;

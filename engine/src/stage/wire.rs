@@ -13,7 +13,7 @@ use crate::ids::{PageId, StateSlot, TokenId};
 /// First bytes of a frame.
 pub const MAGIC: [u8; 4] = *b"SLST";
 /// Of the header and of every body. A peer of another version is told so and refused.
-pub const VERSION: u16 = 1;
+pub const VERSION: u16 = 2;
 /// Bytes of a header.
 pub const HEADER_BYTES: usize = 32;
 
@@ -41,10 +41,12 @@ pub enum Kind {
     Pong = 9,
     /// Last stage: it ends as soon as nothing runs.
     Closing = 10,
+    /// Last stage, instead of `Accept`: all is well, but it serves another first stage.
+    Taken = 11,
 }
 
 impl Kind {
-    const ALL: [Self; 10] = [
+    const ALL: [Self; 11] = [
         Self::Hello,
         Self::Challenge,
         Self::Offer,
@@ -55,6 +57,7 @@ impl Kind {
         Self::Ping,
         Self::Pong,
         Self::Closing,
+        Self::Taken,
     ];
 }
 
@@ -117,8 +120,8 @@ pub enum WireError {
         /// Header or body.
         part: &'static str,
     },
-    /// An answer to another question.
-    #[error("the frame answers request {found}, expected {expected}")]
+    /// An answer to another question, or a question that is not the next.
+    #[error("the frame has number {found}, expected {expected}")]
     Sequence {
         /// As found.
         found: u64,
@@ -147,7 +150,7 @@ impl WireError {
 pub struct Header {
     /// What the frame is.
     pub kind: Kind,
-    /// Requests count up from 1, and an answer has the number of its request; 0 before the first.
+    /// Requests of a connection count up from 1, and an answer has the number of its request; 0 before the first.
     pub sequence: u64,
     /// Bytes of the body.
     pub len: usize,

@@ -22,7 +22,7 @@ const MODELS: [(&str, &str); 6] = [
     ("qwen35-tiny-untied", "qwen35-tiny-untied/qwen35-tiny-untied-Q8_0.gguf"),
     ("qwen35moe-tiny", "qwen35moe-tiny/qwen35moe-tiny-Q8_0.gguf"),
     ("nemotronh-tiny", "nemotronh-tiny/nemotronh-tiny-Q8_0.gguf"),
-    ("qwen4exp-tiny", "qwen4exp-tiny/qwen4exp-tiny-F32.gguf"),
+    ("qwen4exp-tiny", "qwen4exp-tiny/qwen4exp-tiny-BF16.gguf"),
 ];
 
 fn options(index: u32, split: Option<u32>) -> LoadOptions {

@@ -1,5 +1,7 @@
 //! A model split into two stages commits what it commits in one process.
 
+mod accept;
+mod crowd;
 mod files;
 mod loopback;
 mod loss;
@@ -26,7 +28,7 @@ pub fn subjects() -> Vec<Subject> {
         file("qwen35-tiny-untied", "qwen35-tiny-untied/qwen35-tiny-untied-Q8_0.gguf"),
         file("qwen35moe-tiny", "qwen35moe-tiny/qwen35moe-tiny-Q8_0.gguf"),
         file("nemotronh-tiny", "nemotronh-tiny/nemotronh-tiny-Q8_0.gguf"),
-        file("qwen4exp-tiny", "qwen4exp-tiny/qwen4exp-tiny-F32.gguf"),
+        file("qwen4exp-tiny", "qwen4exp-tiny/qwen4exp-tiny-BF16.gguf"),
     ];
     all.into_iter().flatten().collect()
 }

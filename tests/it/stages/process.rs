@@ -13,13 +13,13 @@ use crate::serve::client::{Answer, Client, DEADLINE, ask, get, post};
 use crate::serve::process::{Running, program, run};
 
 /// The last stage of a model.
-struct Last {
+pub struct Last {
     child: Child,
-    address: SocketAddr,
+    pub address: SocketAddr,
 }
 
 impl Last {
-    fn start(flags: &[&str]) -> Self {
+    pub fn start(flags: &[&str]) -> Self {
         Self::at("127.0.0.1:0", flags)
     }
 
@@ -55,22 +55,22 @@ impl Drop for Last {
     }
 }
 
-fn first(last: &Last, flags: &[&str]) -> Running {
+pub fn first(last: &Last, flags: &[&str]) -> Running {
     let peer = last.address.to_string();
     let all = [&["--stage", "0/2", "--peer", &peer], flags].concat();
     Running::start_with(&all, Stdio::null())
 }
 
-fn body(prompt: &str, strategy: &str, max_tokens: u32) -> Value {
+pub fn body(prompt: &str, strategy: &str, max_tokens: u32) -> Value {
     json!({"prompt": prompt, "max_tokens": max_tokens, "temperature": 0.8, "seed": 5, "ignore_eos": true,
         "speculative": {"strategy": strategy, "window": {"policy": "fixed", "initial": 5, "max": 5}}})
 }
 
-const PROMPT: &str =
+pub const PROMPT: &str =
     "def add(total, x):\n    total = total + x\n    return total\n\ndef sub(total, x):\n    total = total";
 
 /// What two runs of one request must have in common: text, use of tokens, and who drafted what.
-fn told(answer: &Answer) -> Value {
+pub fn told(answer: &Answer) -> Value {
     assert_eq!(answer.status, 200, "{}", answer.text());
     let answer = answer.json();
     let proposers = ["mtp", "suffix"].map(|name| {
