@@ -3,19 +3,23 @@
 use std::fmt;
 use std::ops::Range;
 
-use engine::memory::{Held, Memory};
-use engine::model::load::{LoadOptions, Planned, Repack};
+use engine::memory::Memory;
+use engine::model::load::{LoadOptions, Planned};
+use engine::model::stage::StageChoice;
 use engine::model::{Config, ModelError, MtpStatus, stage};
 use engine_io::package::manifest::{Manifest, Proposer, Speculative, Strategy};
 use engine_io::package::stages::Needs;
 use engine_io::package::{self, Issue, Package, Role, check};
 use engine_io::provenance::{Op, Provenance};
+use engine_io::text::Tokenizer;
 use engine_io::{ModelFile, compat};
 use serde::Serialize;
 
+use super::PackError;
 use super::record;
 use crate::flags::SizeFlags;
-use crate::memory::human;
+use crate::memory::{self, Setting, Subject, human};
+use crate::serve::Bounds;
 
 /// What stages are planned from.
 pub struct Facts {
@@ -225,14 +229,16 @@ fn provenance(model: &ModelFile, manifest: &Manifest, head: Option<u32>, draftin
     }
 }
 
-/// Memory of one stage's process.
+/// Memory of one stage's process. Caches and states, and what it has to work with, are together what the process plans at its
+/// start, with the bounds of its clients where it has any; of more than two stages, which no program serves yet, what is
+/// worked with is that of the whole model, which no stage exceeds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize)]
 pub struct StageMemory {
     /// Weights, as pages of mapped files.
     pub weight_bytes: u64,
     /// Caches, states and logs of its blocks with all slots full.
     pub sequence_bytes: u64,
-    /// Row buffers, scratch memory and tables: those of the whole model, which no stage exceeds.
+    /// All else that is not a mapped file: row buffers, scratch memory, tables, tokenizer, clients, stacks.
     pub working_bytes: u64,
 }
 
@@ -240,23 +246,44 @@ impl fmt::Display for StageMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let [weights, sequences, working] =
             [self.weight_bytes, self.sequence_bytes, self.working_bytes].map(|bytes| human(bytes as usize));
-        write!(
-            f,
-            "memory: {sequences} of caches and states, at most {working} to work with, {weights} of mapped weights"
-        )
+        write!(f, "memory: {sequences} of caches and states, {working} to work with, {weights} of mapped weights")
     }
 }
 
-/// Plans the memory of the stage that runs `blocks`.
-pub fn memory(facts: &Facts, blocks: &Range<u32>, weights: u64, size: &SizeFlags, package: &Package) -> StageMemory {
+/// Plans the memory of a stage that runs `blocks` and needs `weights` bytes of tensors, one of `count`.
+///
+/// # Errors
+/// Flags that contradict each other, or a stage that cannot be planned.
+pub fn memory(
+    (facts, model): (&Facts, &ModelFile),
+    (blocks, count): (&Range<u32>, u32),
+    weights: u64,
+    size: &SizeFlags,
+    package: &Package,
+) -> Result<StageMemory, PackError> {
     let Planned { config, plan, .. } = &facts.planned;
     let limits = size.limits(size.context(config.context_train), Some(package));
     let options = size.exec_options();
     let by_block = Memory::by_block(plan, config, &limits, &options);
-    let all: usize = by_block.iter().sum();
-    let own =
-        by_block.iter().zip(0u32..).filter(|(_, block)| blocks.contains(block)).map(|(bytes, _)| bytes).sum::<usize>();
-    let whole = Memory::of_plan(plan, &[], Repack::Off, &limits, &options);
-    let whole = whole.map_or(0, |memory| memory.sum(Held::Memory));
-    StageMemory { weight_bytes: weights, sequence_bytes: own as u64, working_bytes: whole.saturating_sub(all) as u64 }
+    let own = by_block.iter().zip(0..).filter(|(_, block)| blocks.contains(block));
+    let sequences: usize = own.map(|(bytes, _)| bytes).sum();
+    let stage = (count == 2).then_some(StageChoice {
+        index: u32::from(blocks.start > 0),
+        count,
+        split: Some(if blocks.start > 0 { blocks.start } else { blocks.end }),
+    });
+    let load = LoadOptions { stage, ..size.load_options() };
+    let planned = Planned::new(model, None, load)?;
+    let tokenizer = Tokenizer::from_meta(model.meta()).ok();
+    let subject =
+        Subject { file: model, built_in: false, draft: None, planned: &planned, tokenizer: tokenizer.as_ref() };
+    let setting = Setting { repack: load.repack, limits, options, bounds: Bounds::default() };
+    let process = memory::plan(&subject, &setting)?.peak();
+    // Many stages are not planned one by one: each may work with what the whole model has beside all its caches.
+    let planned_sequences = if count > 2 { by_block.iter().sum() } else { sequences };
+    Ok(StageMemory {
+        weight_bytes: weights,
+        sequence_bytes: sequences as u64,
+        working_bytes: process.saturating_sub(planned_sequences) as u64,
+    })
 }

@@ -141,18 +141,21 @@ pub fn preflight(flags: &PreflightFlags) -> Result<Report, PackError> {
     if flags.stage_split.is_some() && flags.stages != 2 {
         return Err(PackError::Usage(format!("--stage-split cuts two stages; --stages is {}", flags.stages)));
     }
-    Ok(look(flags).0)
+    Ok(look(flags)?.0)
 }
 
 /// The report, and the model if its artifacts can be read.
-pub fn look(flags: &PreflightFlags) -> (Report, Option<ModelFile>) {
+///
+/// # Errors
+/// Flags that ask for sizes which cannot be.
+pub fn look(flags: &PreflightFlags) -> Result<(Report, Option<ModelFile>), PackError> {
     let mut report = Report { package_path: flags.package.display().to_string(), ..Report::default() };
     let folder = package::folder(&flags.package).unwrap_or_else(|| flags.package.clone());
     let package = match Package::read(&folder) {
         Ok(package) => package,
         Err(issue) => {
             report.issues.push(*issue);
-            return (report.counted(), None);
+            return Ok((report.counted(), None));
         }
     };
     let manifest = &package.manifest;
@@ -160,7 +163,7 @@ pub fn look(flags: &PreflightFlags) -> (Report, Option<ModelFile>) {
     report.manifest_sha256 = Some(package.manifest_sha256);
     if let Some(issue) = check::schema(manifest) {
         report.issues.push(issue);
-        return (report.counted(), None);
+        return Ok((report.counted(), None));
     }
     report.model_id = Some(manifest.model_id.clone());
     report.layer_count = Some(manifest.layer_count);
@@ -188,7 +191,7 @@ pub fn look(flags: &PreflightFlags) -> (Report, Option<ModelFile>) {
                     let found = examine::model(&joined, &package, drafting);
                     report.issues.extend(found.issues);
                     if let Some(facts) = found.facts {
-                        report.stage_table(flags, &joined, &package, &facts, drafting);
+                        report.stage_table(flags, &joined, &package, &facts, drafting)?;
                     }
                     model = Some(joined);
                 }
@@ -196,7 +199,7 @@ pub fn look(flags: &PreflightFlags) -> (Report, Option<ModelFile>) {
             }
         }
     }
-    (report.counted(), model)
+    Ok((report.counted(), model))
 }
 
 /// Sizes where no flag says any.
@@ -269,7 +272,7 @@ impl Report {
         package: &Package,
         facts: &Facts,
         drafting: bool,
-    ) {
+    ) -> Result<(), PackError> {
         let needs = facts.needs;
         let Some(ranges) = stages::ranges(model.tensors(), &needs, flags.stages, flags.stage_split) else {
             let message = match flags.stage_split {
@@ -279,7 +282,7 @@ impl Report {
                 None => format!("{} stages were asked for, the trunk has {} blocks", flags.stages, needs.trunk()),
             };
             self.issues.push(Issue::new("too_many_stages", "", message));
-            return;
+            return Ok(());
         };
         if drafting {
             let last = ranges.last().cloned().unwrap_or(0..needs.layers);
@@ -311,9 +314,10 @@ impl Report {
                 missing_parts: Vec::new(),
                 tensor_count,
                 tensor_bytes,
-                memory: examine::memory(facts, blocks, tensor_bytes, &flags.size, package),
+                memory: examine::memory((facts, model), (blocks, flags.stages), tensor_bytes, &flags.size, package)?,
             });
         }
+        Ok(())
     }
 }
 

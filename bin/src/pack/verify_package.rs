@@ -52,7 +52,7 @@ pub fn verify(folder: &Path, source: Option<&Path>, json: bool) -> Result<Report
         verify_sha256: true,
         size: preflight::default_size(),
         json,
-    });
+    })?;
     let mut report = Report {
         path: folder.display().to_string(),
         container: "layer-package",

@@ -52,6 +52,9 @@ pub struct ModelInfo {
     pub arch: String,
     /// MTP blocks.
     pub nextn: usize,
+    /// Whether the MTP block's drafts were compared with the model's choices before anything was served: not where there is
+    /// none, nor where the model is split.
+    pub mtp_checked: bool,
     /// From the model file, else the built-in values.
     pub sampling: SamplingDefaults,
 }
@@ -92,6 +95,7 @@ pub(crate) fn entry(info: &ModelInfo, spec: &SpecConfig) -> Value {
             "strategies": spec.strategies(),
             "strategy_default": spec.default.strategy.name(),
             "mtp_unavailable": spec.mtp.reason(),
+            "mtp_checked": info.mtp_checked,
         },
     })
 }

@@ -192,7 +192,8 @@ pub fn load(args: &ServeArgs, files: Files) -> Result<(Parts, EngineHandle), Loa
         }
         MtpStatus::Own | MtpStatus::Sidecar => {}
     }
-    let info = describe(args, &file, &model, context, text.vocab());
+    let mtp_checked = args.low.link.peer.is_none() && verdict != Verdict::Absent;
+    let info = ModelInfo { mtp_checked, ..describe(args, &file, &model, context, text.vocab()) };
     let settings = Settings { schedule: args.schedule, cost: None };
     watch::start(model.files.clone()).map_err(LoadError::Watch)?;
     let handle = engine::engine::start(executor, &limits, pieces, settings, Box::new(Monotonic::default()))?;
@@ -244,7 +245,10 @@ fn connect(
     let (handle, accepted) = link::start(settings, outage.clone())?;
     let status = match accepted.shape.mtp {
         true => {
-            tracing::info!("whether the MTP block fits the model is not checked where the model is split");
+            tracing::warn!(
+                "the model is split, so whether its MTP block fits it was not checked: one that does not costs time, no answer; \
+                 the same model in one process is checked at its start"
+            );
             MtpStatus::Own
         }
         false => MtpStatus::Unavailable(accepted.mtp.clone()),
@@ -335,6 +339,7 @@ fn describe(args: &ServeArgs, file: &ModelFile, model: &Model, n_ctx: usize, tok
         ftype: main_type.to_owned(),
         arch: model.config.arch.name().to_owned(),
         nextn: model.config.nextn,
+        mtp_checked: false,
         sampling: sampling(file.meta()),
     }
 }

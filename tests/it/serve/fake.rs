@@ -332,6 +332,7 @@ pub const SPECULATION: Speculation = Speculation { strategy: Strategy::NgramSuff
 
 pub fn parts(commands: Sender<Command>, events: Receiver<Event>) -> Parts {
     let info = ModelInfo {
+        mtp_checked: false,
         id: "org/toy".to_owned(),
         created: 1_790_000_000,
         n_ctx: N_CTX,

@@ -7,6 +7,7 @@ mod loopback;
 mod loss;
 mod process;
 mod range;
+mod served;
 mod wire;
 
 use std::sync::Arc;
