@@ -205,3 +205,51 @@ pub fn tell(conn: &mut Conn, ear: &mut Ear, kind: Kind, write: impl FnOnce(&mut 
         tracing::debug!(%error, "the peer was not told why");
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write as _;
+    use std::net::TcpStream;
+
+    use engine::model::stage::Stage;
+    use engine::step::Shape;
+
+    use super::*;
+    use crate::stage::facts::Facts;
+
+    fn accepted() -> Accepted {
+        let facts = Facts {
+            program: String::new(),
+            metadata: [0; 32],
+            tensors: Vec::new(),
+            numbers: Vec::new(),
+            stage: Stage::whole(2),
+        };
+        let shape = Shape { vocab: 1, hidden_width: 1, context_train: 1, mtp: false, recurrent: false, hidden_rows: 0 };
+        Accepted { facts, shape, mtp: String::new() }
+    }
+
+    #[test]
+    fn the_silent_make_room_and_whoever_speaks_stays() {
+        let mut ear = Ear::new().unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0".parse().unwrap()).unwrap();
+        let mut door = Door::new(listener, Key::default(), accepted(), &mut ear).unwrap();
+        let address = door.address().unwrap();
+        let early = TcpStream::connect(address).unwrap();
+        let mut speaker = TcpStream::connect(address).unwrap();
+        let mut hello = Vec::new();
+        wire::frame(&mut hello, Kind::Hello, 0, |body| handshake::put_greeting(body, &[7; 32], false, None));
+        speaker.write_all(&hello).unwrap();
+        let speaks = |door: &Door| door.guests.iter().any(|guest| matches!(guest.next, Next::Offer { .. }));
+        while !speaks(&door) {
+            assert!(door.look(&mut ear, false).is_none());
+            ear.wait(Instant::now() + Duration::from_millis(20)).unwrap();
+        }
+        assert_eq!(door.guests.len(), 2);
+        let silent: Vec<_> = (0..2 * GUESTS_MAX).map(|_| TcpStream::connect(address).unwrap()).collect();
+        assert!(door.look(&mut ear, false).is_none());
+        assert_eq!(door.guests.len(), GUESTS_MAX);
+        assert!(matches!(door.guests[0].next, Next::Offer { .. }), "the one that spoke is the oldest that is left");
+        drop((early, silent));
+    }
+}

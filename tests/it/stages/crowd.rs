@@ -55,13 +55,7 @@ fn sockets_that_say_nothing_keep_nobody_out() {
     // More of them while it is served.
     let more: Vec<TcpStream> = (0..50).map(|_| TcpStream::connect(last.address).unwrap()).collect();
     assert_eq!(told(&ask(staged.address, "/v1/completions", &body(PROMPT, "mtp", 12))), want);
-    // They were not all held: whoever came first has made room.
-    for mut stream in idle.into_iter().take(8) {
-        stream.set_read_timeout(Some(DEADLINE)).unwrap();
-        // It ends, with or without a challenge before.
-        let _ = stream.read_to_end(&mut Vec::new());
-    }
-    drop(more);
+    drop((idle, more));
 }
 
 #[test]
