@@ -65,13 +65,18 @@ pub enum ScheduleFlag {
     Auto,
 }
 
-/// Flags that decide how much memory a model takes, and what is computed with it.
+/// Whose MTP block drafts.
 #[derive(Clone, Debug, Args)]
-pub struct SizeFlags {
+pub struct DraftFlags {
     /// An MTP sidecar of the model, or hf:ORG/NAME[:QUANT] of a hub: its block drafts instead of the model's own [also:
     /// --draft-model, -md]
     #[arg(long, alias = "draft-model", value_name = "SIDECAR.gguf")]
     pub spec_draft_model: Option<PathBuf>,
+}
+
+/// Flags that decide how much memory a model takes, and what is computed with it.
+#[derive(Clone, Debug, Args)]
+pub struct SizeFlags {
     /// Tokens one request may hold; 0 = as many as the model was made for [default: the model's, at most 8192]
     #[arg(long, short = 'c', value_name = "N")]
     pub ctx_size: Option<usize>,
@@ -233,6 +238,9 @@ pub struct LowArgs {
     /// Which threads run the tick.
     #[arg(long, value_enum, default_value = "auto")]
     pub schedule: ScheduleFlag,
+    /// Whose MTP block drafts.
+    #[command(flatten)]
+    pub draft: DraftFlags,
     /// What decides how much memory is taken.
     #[command(flatten)]
     pub size: SizeFlags,
@@ -324,7 +332,7 @@ impl LowArgs {
             return Err("--api-key (or ENGINE_API_KEY) is empty; leave it out to serve without keys".to_owned());
         }
         self.size.check()?;
-        self.link.check(&self.stage, &self.size, !self.api_key.is_empty() || self.api_key_file.is_some())?;
+        self.link.check(&self.stage, &self.draft, !self.api_key.is_empty() || self.api_key_file.is_some())?;
         Ok(ServeArgs { low: self, strategy, given, schedule })
     }
 }

@@ -21,11 +21,14 @@ use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 
 use safetensors::SafeTensors;
+use serde_json::Value;
 
 pub use error::CheckpointError;
 
 use crate::gguf::TensorType;
+use crate::json;
 use crate::mmap::FileBytes;
+use crate::plain;
 use crate::watch::OpenFile;
 
 /// The largest `config.json` that is read.
@@ -73,13 +76,12 @@ impl Checkpoint {
     /// [`CheckpointError`]: no checkpoint, an index that leads out of its directory or to nothing, a damaged header, a
     /// tensor twice, a file that cannot be read.
     pub fn open(path: &Path, wanted: impl Fn(&str) -> bool) -> Result<Self, CheckpointError> {
-        let stat = std::fs::metadata(path).map_err(CheckpointError::io(path, "open"))?;
-        let (dir, files) = match stat.is_dir() {
+        let (dir, files) = match plain::stat(path)?.is_dir() {
             true => (path, index::files_of(path, &wanted)?),
             false => (path.parent().unwrap_or(Path::new("")), vec![index::Named::alone(path)]),
         };
         let config = dir.join("config.json");
-        let config = config.is_file().then_some(config);
+        let config = plain::is_there(&config).then_some(config);
         let mut out = Self { path: path.to_owned(), files: Vec::new(), tensors: Vec::new(), others: 0, config };
         for named in files {
             out.add(named, &wanted)?;
@@ -90,15 +92,11 @@ impl Checkpoint {
     fn add(&mut self, named: index::Named, wanted: &impl Fn(&str) -> bool) -> Result<(), CheckpointError> {
         let index::Named { path, tensors: promised, index } = named;
         let name = path.display().to_string();
-        let file = match File::open(&path) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound && index.is_some() => {
-                let index = index.map(|p| p.display().to_string()).unwrap_or_default();
-                let tensor = promised.first().cloned().unwrap_or_default();
-                return Err(CheckpointError::MissingFile { file: name, index, tensor });
-            }
-            opened => opened.map_err(CheckpointError::io(&path, "open"))?,
-        };
-        let stat = file.metadata().map_err(CheckpointError::io(&path, "examine"))?;
+        if let (Some(index), false) = (&index, plain::is_there(&path)) {
+            let tensor = promised.first().cloned().unwrap_or_default();
+            return Err(CheckpointError::MissingFile { file: name, index: index.display().to_string(), tensor });
+        }
+        let (file, stat) = plain::open(&path)?;
         let watch = OpenFile::new(&name, file.try_clone().map_err(CheckpointError::io(&path, "open"))?, &stat);
         let damaged = |reason: String| CheckpointError::Damaged { file: name.clone(), reason };
         let len = usize::try_from(stat.len()).map_err(|_| damaged(format!("{} bytes are too many", stat.len())))?;
@@ -107,8 +105,12 @@ impl Checkpoint {
         }
         let (header, metadata) = {
             let bytes = FileBytes::map(&file, len, &name)?;
-            SafeTensors::read_metadata(bytes.as_ref())
-                .map_err(|error| damaged(error::reason(&error, bytes.as_ref())))?
+            let bytes = bytes.as_ref();
+            let (header, metadata) =
+                SafeTensors::read_metadata(bytes).map_err(|error| damaged(error::reason(&error, bytes)))?;
+            // The library takes the last of two tensors of one name; another reader may take the first.
+            json::check(&bytes[8..8 + header]).map_err(|error| damaged(format!("its header: {error}")))?;
+            (header, metadata)
         };
         let number = self.files.len();
         let mut found: Vec<SourceTensor> = Vec::new();
@@ -166,13 +168,14 @@ impl Checkpoint {
         self.files.iter().map(|f| f.path.as_path())
     }
 
-    /// The `config.json` beside the checkpoint: where, and its text. `None` if there is none.
+    /// The `config.json` beside the checkpoint: where, and what it says. `None` if there is none.
     ///
     /// # Errors
-    /// [`CheckpointError::Io`], [`CheckpointError::TooLarge`].
-    pub fn config(&self) -> Result<Option<(String, String)>, CheckpointError> {
+    /// As [`plain::json`].
+    pub fn config(&self) -> Result<Option<(String, Value)>, CheckpointError> {
         let Some(path) = &self.config else { return Ok(None) };
-        Ok(Some((path.display().to_string(), index::text(path, CONFIG_BYTES_MAX)?)))
+        let (config, _) = plain::json(path, CONFIG_BYTES_MAX, "config.json of a checkpoint")?;
+        Ok(Some((path.display().to_string(), config)))
     }
 
     /// Fills `to` with the bytes of a tensor from `offset` on.

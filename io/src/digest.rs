@@ -5,7 +5,6 @@
 //! digests hold the same tensors, however they are sharded and in whatever order.
 
 use std::fmt;
-use std::fs::File;
 use std::io::{self, Read};
 use std::path::Path;
 use std::str::FromStr;
@@ -15,6 +14,7 @@ use sha2::Digest as _;
 
 use crate::error::{Error, Result};
 use crate::gguf::TensorInfo;
+use crate::plain;
 use crate::shards::ModelFile;
 
 /// Bytes read at a time.
@@ -57,14 +57,14 @@ impl Sha256 {
         }
     }
 
-    /// Of a file, and its size.
+    /// Of a regular file, and its size.
     ///
     /// # Errors
-    /// [`Error::Io`].
+    /// As [`plain::open`].
     pub fn of_file(path: &Path, step: impl FnMut(u64)) -> Result<(Self, u64)> {
-        let failed = |action| move |source| Error::Io { file: path.display().to_string(), action, source };
-        let file = File::open(path).map_err(failed("open"))?;
-        Self::of_reader(file, step).map_err(failed("read"))
+        let (file, _) = plain::open(path)?;
+        let failed = |source| Error::Io { file: path.display().to_string(), action: "read", source };
+        Self::of_reader(file, step).map_err(failed)
     }
 
     /// Of the bytes of a tensor, read through the file and not through its mapping.

@@ -32,11 +32,33 @@ pub enum Error {
         /// What the link names.
         target: String,
     },
-    /// The path is neither a regular file nor a directory.
-    #[error("{file}: is not a regular file; give a GGUF file, a shard of one, or a directory that holds one")]
+    /// Something else where a regular file is expected.
+    #[error("{file}: is {found}, expected a regular file; give the path of the file itself")]
     NotAFile {
         /// The path.
         file: String,
+        /// "a folder", "a pipe", "a socket" or "a device".
+        found: &'static str,
+    },
+    /// A file beyond what is read of its kind.
+    #[error("{file}: has {found} bytes, at most {most} are read of such a file; give another")]
+    TooLong {
+        /// The path.
+        file: String,
+        /// Its size, or what was read of it.
+        found: u64,
+        /// The limit.
+        most: u64,
+    },
+    /// A file that is not the JSON document it is taken for.
+    #[error("{file}: is no {what}: {source}; give another, or write it again with the tool that made it")]
+    Json {
+        /// The path.
+        file: String,
+        /// What was expected.
+        what: &'static str,
+        /// Where and why.
+        source: serde_json::Error,
     },
     /// A directory without any GGUF file.
     #[error("{dir}: holds no .gguf file; give the directory that holds the model, or the file itself")]

@@ -9,6 +9,8 @@
 //!   file was made from.
 //! - [`made`] reads what is made a piece at a time.
 //! - [`text`] is the way between characters and token ids: vocabularies, pre-tokenizers, BPE, chat templates.
+//! - [`plain`] opens whatever file somebody names, and refuses pipes and devices in its place; [`json`] reads documents in
+//!   which no key stands twice.
 //! - [`mmap`] is the one place with `unsafe`: read-only mappings, and the answer to a file that shrinks under one.
 //! - [`watch::FileWatch`] tells whether mapped files are still what they were.
 //! - [`error::Error`] is what all of them answer to bad input: file, key or tensor, found, expected, what to do.
@@ -21,9 +23,11 @@ pub mod digest;
 pub mod error;
 pub mod gguf;
 mod heap;
+pub mod json;
 pub mod made;
 pub mod mmap;
 pub mod package;
+pub mod plain;
 pub mod provenance;
 pub mod shards;
 pub mod text;

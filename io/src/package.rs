@@ -17,13 +17,15 @@ pub mod manifest;
 pub mod open;
 pub mod stages;
 
-use std::fs::{self, File};
-use std::io::Read as _;
+use std::fs;
 use std::path::{Path, PathBuf};
 
 use crate::compat;
 use crate::digest::Sha256;
+use crate::error::Error;
 use crate::gguf::Meta;
+use crate::json;
+use crate::plain;
 pub use issues::{CODES, Issue};
 pub use manifest::{Artifact, Manifest, Role};
 
@@ -51,11 +53,11 @@ struct Version {
 
 /// The folder of the package that a path means: a folder with a manifest in it, or the manifest itself.
 pub fn folder(path: &Path) -> Option<PathBuf> {
-    if path.file_name().is_some_and(|name| name == MANIFEST) && path.is_file() {
+    if path.file_name().is_some_and(|name| name == MANIFEST) && plain::is_there(path) && !path.is_dir() {
         let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
         return Some(parent.unwrap_or(Path::new(".")).to_owned());
     }
-    (path.is_dir() && path.join(MANIFEST).exists()).then(|| path.to_owned())
+    (path.is_dir() && plain::is_there(&path.join(MANIFEST))).then(|| path.to_owned())
 }
 
 impl Package {
@@ -65,14 +67,11 @@ impl Package {
     /// An issue that leaves nothing to look at: there is no manifest, it is too large, or it is not of the schema.
     pub fn read(dir: &Path) -> Result<Self, Box<Issue>> {
         let issue = |code, message: String| Box::new(Issue::new(code, MANIFEST, message));
-        let mut bytes = Vec::new();
-        let read =
-            File::open(dir.join(MANIFEST)).and_then(|file| file.take(MANIFEST_BYTES_MAX + 1).read_to_end(&mut bytes));
-        read.map_err(|error| issue("missing_manifest", format!("cannot be read in {}: {error}", dir.display())))?;
-        if bytes.len() as u64 > MANIFEST_BYTES_MAX {
-            return Err(issue("manifest_too_large", format!("is longer than {MANIFEST_BYTES_MAX} bytes")));
-        }
-        let manifest = serde_json::from_slice(&bytes).map_err(|error| {
+        let bytes = plain::read(&dir.join(MANIFEST), MANIFEST_BYTES_MAX).map_err(|error| {
+            let code = if matches!(error, Error::TooLong { .. }) { "manifest_too_large" } else { "missing_manifest" };
+            issue(code, error.to_string())
+        })?;
+        let manifest = json::parse(&bytes).map_err(|error| {
             // Of another version the fields need not fit.
             match serde_json::from_slice::<Version>(&bytes) {
                 Ok(Version { schema_version }) if schema_version != manifest::SCHEMA_VERSION => {
@@ -101,10 +100,7 @@ impl Package {
             let message = format!("is a link to {}, outside of the package", real.display());
             return Err(issue("artifact_outside_package", message));
         }
-        let stat = fs::metadata(&real).map_err(absent)?;
-        if !stat.is_file() {
-            return Err(issue("missing_artifact", "is not a regular file".to_owned()));
-        }
+        let (_, stat) = plain::open(&real).map_err(|error| issue("missing_artifact", error.to_string()))?;
         if stat.len() != artifact.artifact_bytes {
             let message = format!("has {} bytes, artifact_bytes is {}", stat.len(), artifact.artifact_bytes);
             return Err(issue("artifact_size_mismatch", message));

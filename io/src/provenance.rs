@@ -6,8 +6,6 @@
 
 mod check;
 
-use std::fs::File;
-use std::io::Read as _;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
@@ -15,6 +13,8 @@ use serde::{Deserialize, Serialize};
 pub use check::{Faults, matches};
 
 use crate::digest::Sha256;
+use crate::json;
+use crate::plain;
 
 /// Name of the file beside a grafted set.
 pub const FILE_NAME: &str = "provenance.json";
@@ -24,20 +24,9 @@ const BYTES_MAX: u64 = 64 << 20;
 /// Why a record cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub enum ProvenanceError {
-    /// The system refused.
-    #[error("{file}: cannot read: {source}")]
-    Io {
-        /// Path.
-        file: String,
-        /// The system's reason.
-        source: std::io::Error,
-    },
-    /// Longer than any record.
-    #[error("{file}: is longer than {BYTES_MAX} bytes, which no provenance record is; write it again")]
-    TooLong {
-        /// Path.
-        file: String,
-    },
+    /// It cannot be opened, is no regular file, or longer than any record.
+    #[error(transparent)]
+    File(#[from] crate::Error),
     /// Not of the schema.
     #[error("{file}: is no package-provenance/1 record: {source}; write it again with the tool that made the model")]
     Json {
@@ -409,14 +398,7 @@ impl Provenance {
     /// # Errors
     /// [`ProvenanceError`].
     pub fn read(path: &Path) -> Result<Self, ProvenanceError> {
-        let name = || path.display().to_string();
-        let io = |source| ProvenanceError::Io { file: name(), source };
-        let mut bytes = Vec::new();
-        File::open(path).map_err(io)?.take(BYTES_MAX + 1).read_to_end(&mut bytes).map_err(io)?;
-        if bytes.len() as u64 > BYTES_MAX {
-            return Err(ProvenanceError::TooLong { file: name() });
-        }
-        Self::parse(&bytes, &name())
+        Self::parse(&plain::read(path, BYTES_MAX)?, &path.display().to_string())
     }
 
     /// Reads and checks the bytes of a record; `file` names it in errors.
@@ -425,7 +407,7 @@ impl Provenance {
     /// [`ProvenanceError`].
     pub fn parse(bytes: &[u8], file: &str) -> Result<Self, ProvenanceError> {
         let record: Self =
-            serde_json::from_slice(bytes).map_err(|source| ProvenanceError::Json { file: file.to_owned(), source })?;
+            json::parse(bytes).map_err(|source| ProvenanceError::Json { file: file.to_owned(), source })?;
         let faults = record.check();
         if !faults.is_empty() {
             return Err(ProvenanceError::Faults { file: file.to_owned(), faults });

@@ -7,11 +7,11 @@
 //! - any other file: itself, whatever its name looks like.
 //!
 //! Shard 1 decides: its metadata are the model's, its `split.count` and `split.tensors.count` hold. A later shard's
-//! copies of those two may be stale (a graft by links leaves exactly that): a warning, or a refusal when strict.
+//! copies of those two may be stale (a graft by links leaves exactly that): a note, or a refusal when strict.
 //! Sibling names come from the path as given, so a cache of symbolic links works; bytes come from the targets.
 
 use std::collections::{BTreeMap, HashMap};
-use std::fs::{self, File};
+use std::fs;
 use std::io::Read;
 use std::ops::{Deref, Range};
 use std::path::{Path, PathBuf};
@@ -24,6 +24,7 @@ use crate::gguf::{Gguf, Meta, TensorInfo, keys};
 use crate::heap;
 use crate::mmap::FileBytes;
 use crate::package::{self, Package};
+use crate::plain;
 use crate::watch::OpenFile;
 
 /// A cheap handle to a range of bytes that something keeps alive.
@@ -123,7 +124,7 @@ pub struct ModelFile {
     shards: Vec<Shard>,
     tensors: Vec<TensorInfo>,
     index: HashMap<String, usize>,
-    warnings: Vec<String>,
+    notes: Vec<String>,
     pub(crate) package: Option<Arc<Package>>,
 }
 
@@ -158,7 +159,7 @@ impl ModelFile {
             return Self::open_set(&name, (first, tensors), options);
         }
         let first_path = name.sibling(1);
-        if fs::symlink_metadata(&first_path).is_err() {
+        if !plain::is_there(&first_path) {
             return Err(Error::SplitMissingShard { file: first_path.display().to_string(), no: 1, count: name.count });
         }
         drop((first, tensors));
@@ -183,10 +184,10 @@ impl ModelFile {
             return Err(mismatch(&file, keys::SPLIT_NO, split.no, "0 in the first shard".into()));
         }
         let mut parts = vec![first];
-        let mut warnings = Vec::new();
+        let mut notes = Vec::new();
         for no in 2..=name.count {
             let path = name.sibling(no);
-            if fs::symlink_metadata(&path).is_err() {
+            if !plain::is_there(&path) {
                 return Err(Error::SplitMissingShard { file: path.display().to_string(), no, count: name.count });
             }
             let (shard, tensors) = open_file(&path, options)?;
@@ -202,11 +203,15 @@ impl ModelFile {
                 if let (Some(found), Some(expected)) = (found, expected)
                     && found != expected
                 {
-                    let what = format!("{key} = {found} is stale, shard 1 says {expected}");
                     if options.strict {
+                        let what = format!("{key} = {found} is stale, shard 1 says {expected}");
                         return Err(Error::Strict { file: shard.name(), what });
                     }
-                    warnings.push(format!("{}: {what}", shard.name()));
+                    notes.push(format!(
+                        "{} says {key} = {found}, the first shard says {expected} and counts: so it is where a graft linked \
+                         shards that it left as they were",
+                        shard.name()
+                    ));
                 }
             }
             parts.push((shard, tensors));
@@ -217,7 +222,7 @@ impl ModelFile {
             return Err(mismatch(&file, keys::SPLIT_TENSORS_COUNT, split.tensors, expected));
         }
         let mut model = Self::join(parts)?;
-        model.warnings = warnings;
+        model.notes = notes;
         Ok(model)
     }
 
@@ -237,13 +242,8 @@ impl ModelFile {
 
     /// Files as one directory of tensors; the first one's metadata are the model's.
     pub(crate) fn join(parts: Vec<(Shard, Vec<TensorInfo>)>) -> Result<Self> {
-        let mut model = Self {
-            shards: Vec::new(),
-            tensors: Vec::new(),
-            index: HashMap::new(),
-            warnings: Vec::new(),
-            package: None,
-        };
+        let mut model =
+            Self { shards: Vec::new(), tensors: Vec::new(), index: HashMap::new(), notes: Vec::new(), package: None };
         for (i, (shard, tensors)) in parts.into_iter().enumerate() {
             for mut t in tensors {
                 t.shard = i as u32;
@@ -315,9 +315,12 @@ impl ModelFile {
         &self.shards
     }
 
-    /// Path of the first shard, for messages.
+    /// The folder of a package, else the path of the first shard, for messages.
     pub fn name(&self) -> String {
-        self.shards[0].name()
+        match &self.package {
+            Some(package) => package.dir.display().to_string(),
+            None => self.shards[0].name(),
+        }
     }
 
     /// Bytes of all files together.
@@ -332,9 +335,9 @@ impl ModelFile {
         directory + self.shards.iter().map(|s| s.meta.heap_bytes()).sum::<usize>()
     }
 
-    /// What was odd but no reason to refuse.
-    pub fn warnings(&self) -> &[String] {
-        &self.warnings
+    /// What a reader of the files might wonder at, and is as it should be.
+    pub fn notes(&self) -> &[String] {
+        &self.notes
     }
 
     /// Asks the system whether every file still has the size and time stamp it had at opening. Whoever goes on reading
@@ -453,12 +456,8 @@ fn check_common_keys(first: &Meta, later: &Meta) -> Result<()> {
 
 /// A path that may be a directory -> the file to open first, and the others of its directory that share its split name.
 fn resolve(path: &Path) -> Result<Vec<PathBuf>> {
-    let kind = stat(path)?;
-    if kind.is_file() {
+    if !plain::stat(path)?.is_dir() {
         return Ok(vec![path.into()]);
-    }
-    if !kind.is_dir() {
-        return Err(Error::NotAFile { file: path.display().to_string() });
     }
     let failed = |source| Error::Io { file: path.display().to_string(), action: "list", source };
     // One entry per model: what looks like a split set is filed under its first shard's path.
@@ -493,26 +492,14 @@ fn ambiguous<'a>(dir: &Path, choices: impl IntoIterator<Item = &'a PathBuf>) -> 
     Error::AmbiguousDirectory { dir: dir.display().to_string(), choices }
 }
 
-/// Kind and size of what a path leads to.
-fn stat(path: &Path) -> Result<fs::Metadata> {
-    fs::metadata(path).map_err(|source| match fs::read_link(path) {
-        Ok(target) => Error::BrokenLink { file: path.display().to_string(), target: target.display().to_string() },
-        Err(_) => Error::Io { file: path.display().to_string(), action: "open", source },
-    })
-}
-
 /// One file, and its tensors.
 pub(crate) fn open_file(path: &Path, options: OpenOptions) -> Result<(Shard, Vec<TensorInfo>)> {
     let name = path.display().to_string();
-    if !stat(path)?.is_file() {
-        return Err(Error::NotAFile { file: name });
-    }
     let failed = |action| {
         let file = name.clone();
         move |source| Error::Io { file, action, source }
     };
-    let file = File::open(path).map_err(failed("open"))?;
-    let stat = file.metadata().map_err(failed("examine"))?;
+    let (file, stat) = plain::open(path)?;
     let truncated = |present| Error::Truncated {
         file: name.clone(),
         what: "the file".into(),

@@ -81,6 +81,10 @@ const FORBIDDEN_TEXT: &[(&str, &str)] = &[
 /// Macros and attributes that mark unfinished work, in halves likewise.
 const UNFINISHED: &[&str] = &[concat!("to", "do!("), concat!("unimple", "mented!("), concat!("#[ig", "nore")];
 
+/// Files that may open others by the system's own calls: the one that does it for all, what writes and locks files of ours,
+/// what asks the system itself, what syncs a folder. Whatever else opens a file that somebody names asks `engine_io::plain`.
+const OPENERS: &[&str] = &["bin/src/flags.rs", "bin/src/hub/download.rs", "bin/src/pack/output.rs", "io/src/plain.rs"];
+
 /// A file longer than this holds more than one idea. Lower it when the longest file allows.
 const LONGEST_FILE: usize = 900;
 
@@ -147,6 +151,23 @@ fn programs_print_in_one_place() {
     complain_by_line(tracked().into_iter().filter(|path| path.starts_with("bin/src/")), panicking_print);
 }
 
+/// A pipe in the place of a file keeps its reader waiting; `engine_io::plain` does not wait.
+#[test]
+fn files_are_opened_in_one_place() {
+    let is_source = |path: &String| {
+        let room = path.starts_with("bin/src/") || path.starts_with("io/src/");
+        room && path.ends_with(".rs") && !path.ends_with("tests.rs") && !OPENERS.contains(&path.as_str())
+    };
+    complain(tracked().into_iter().filter(is_source).flat_map(|path| {
+        let text = read(&path);
+        // Tests of a file stand at its end.
+        let code = text.split("#[cfg(test)]\nmod ").next().unwrap_or_default();
+        let found =
+            code.lines().enumerate().filter_map(|(i, line)| Some(format!("{path}:{}: {}", i + 1, opening(line)?)));
+        found.collect::<Vec<_>>()
+    }));
+}
+
 #[test]
 fn files_stay_short() {
     let sources = tracked().into_iter().filter(|path| [".rs", ".py", ".cu"].iter().any(|end| path.ends_with(end)));
@@ -184,6 +205,12 @@ fn every_rule_can_complain() {
     assert!(forbidden_text(&format!("see {}x", FORBIDDEN_TEXT[0].0)).is_some());
     assert!(forbidden_text("see work/x").is_none());
     assert!(UNFINISHED.iter().all(|mark| unfinished(&format!("    {mark})")).is_some()));
+
+    assert!(opening("    let file = File::open(path)?;").is_some());
+    assert!(opening("std::fs::read_to_string(path)").is_some() && opening("fs::read(path)").is_some());
+    for line in ["// File::open( waits", "plain::read(path, 1)", "fs::read_dir(dir)", "ModelFile::open(path)"] {
+        assert!(opening(line).is_none(), "{line}");
+    }
 
     assert!(panicking_print("    eprintln!(\"error: {error}\");").is_some());
     assert!(panicking_print("// println!() panics").is_none());
@@ -247,6 +274,12 @@ fn panicking_print(line: &str) -> Option<String> {
     let code = line.split("//").next().unwrap_or_default();
     let found = ["eprintln!(", "println!(", "eprint!(", "print!("].into_iter().find(|macro_| code.contains(macro_));
     found.map(|macro_| format!("{macro_} panics when its reader has gone; use engine_bin::report"))
+}
+
+fn opening(line: &str) -> Option<String> {
+    let code = line.split("//").next().unwrap_or_default().replace("ModelFile::open(", "");
+    let found = ["File::open(", "fs::read(", "fs::read_to_string("].into_iter().find(|call| code.contains(call));
+    found.map(|call| format!("{call} waits for a pipe; use engine_io::plain"))
 }
 
 fn lock_complaints(lock: &str) -> Vec<String> {

@@ -15,6 +15,10 @@ use engine_bin::bench::speed::{self, SpeedFlags};
 use engine_bin::hub::{self, Wanted};
 use engine_bin::report::{self, chain};
 use engine_io::text::{EncodeOptions, Tokenizer};
+use engine_io::{json, plain};
+
+/// Longest text or list of tokens.
+const INPUT_BYTES_MAX: u64 = 1 << 30;
 
 #[derive(Parser)]
 #[command(name = "engine-bench", version, about = "Measures models: numerics, perplexity, speed.")]
@@ -60,13 +64,13 @@ fn too_large(error: MemoryError) -> Failure {
 }
 
 fn read(path: &Path) -> Result<Vec<u8>, Failure> {
-    fs::read(path).map_err(|error| Failure::Refused(format!("{}: cannot read: {error}", path.display())))
+    plain::read(path, INPUT_BYTES_MAX).map_err(refused)
 }
 
 fn parse<T: serde::de::DeserializeOwned>(path: &Path) -> Result<T, Failure> {
     let bytes = read(path)?;
     let refused = |error| format!("{}: not the JSON that --help describes: {error}", path.display());
-    serde_json::from_slice(&bytes).map_err(|error| Failure::Refused(refused(error)))
+    json::parse(&bytes).map_err(|error| Failure::Refused(refused(error)))
 }
 
 fn print(value: &impl serde::Serialize) -> Result<(), Failure> {

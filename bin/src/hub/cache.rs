@@ -17,6 +17,8 @@ use std::io::{self, ErrorKind, Write as _};
 use std::os::unix::fs::{MetadataExt as _, symlink};
 use std::path::{Path, PathBuf};
 
+use engine_io::plain;
+
 use super::error::HubError;
 use super::list::{BlobId, RepoPath, is_commit};
 use super::reference::Reference;
@@ -80,8 +82,7 @@ impl Repo {
             return Some(revision.to_owned());
         }
         let path = self.dir.join("refs").join(revision);
-        let small = fs::metadata(&path).is_ok_and(|m| m.is_file() && m.len() <= REF_BYTES_MAX);
-        let text = small.then(|| fs::read_to_string(&path).ok()).flatten()?;
+        let text = plain::text(&path, REF_BYTES_MAX).ok()?;
         Some(text.trim().to_owned()).filter(|commit| is_commit(commit))
     }
 

@@ -2,9 +2,10 @@
 //! were listed, and named only when the digest is right.
 
 use std::fs::{self, File};
-use std::io::{ErrorKind, Read as _, Seek as _, SeekFrom, Write as _};
+use std::io::{self, ErrorKind, Read as _, Seek as _, SeekFrom, Write as _};
 use std::path::{Path, PathBuf};
 
+use engine_io::plain;
 use rustix::fs::statvfs;
 use sha2::Digest as _;
 use ureq::http::{HeaderMap, StatusCode};
@@ -201,7 +202,12 @@ impl<'a> Partial<'a> {
         let file = File::options().read(true).write(true).create(true).truncate(false).open(path);
         let mut file = file.map_err(HubError::io(path, "open"))?;
         let mut hasher = Hasher::new(entry);
-        let found = file.metadata().map_err(HubError::io(path, "examine"))?.len();
+        let stat = file.metadata().map_err(HubError::io(path, "examine"))?;
+        if !stat.is_file() {
+            // A pipe would never end.
+            return Err(HubError::io(path, "go on with")(io::Error::other("not a file; remove it")));
+        }
+        let found = stat.len();
         let mut len = 0;
         if found > entry.size {
             file.set_len(0).map_err(HubError::io(path, "shorten"))?;
@@ -274,7 +280,7 @@ impl Hasher {
 
 fn digest_of(path: &Path, entry: &Entry) -> Result<BlobId, HubError> {
     let mut hasher = Hasher::new(entry);
-    let mut file = File::open(path).map_err(HubError::io(path, "open"))?;
+    let (mut file, _) = plain::open(path).map_err(|error| HubError::Refused(error.to_string()))?;
     let mut buffer = vec![0; CHUNK];
     loop {
         match file.read(&mut buffer) {

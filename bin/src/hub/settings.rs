@@ -2,7 +2,9 @@
 
 use std::path::PathBuf;
 use std::time::Duration;
-use std::{env, fs, io};
+use std::{env, io};
+
+use engine_io::{Error, plain};
 
 use super::error::HubError;
 
@@ -12,7 +14,7 @@ const ENDPOINT_DEFAULT: &str = "https://huggingface.co";
 const STALL_DEFAULT: Duration = Duration::from_secs(30);
 const STALL_SECONDS_MAX: u64 = 86_400;
 /// Longest token that is read from a file.
-const TOKEN_BYTES_MAX: usize = 4096;
+const TOKEN_BYTES_MAX: u64 = 4096;
 
 /// How long and how often.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -121,19 +123,25 @@ fn checked(endpoint: &str) -> Result<String, HubError> {
 }
 
 fn token_of_file(path: PathBuf) -> Result<Option<String>, HubError> {
-    match fs::read(&path) {
-        Ok(bytes) if bytes.len() <= TOKEN_BYTES_MAX => Ok(String::from_utf8(bytes).ok()),
-        Ok(_) => {
-            let what = format!("{} is longer than any token", path.display());
-            Err(HubError::Setting { name: "HF_TOKEN_PATH", what })
+    let no_token = |what: String| Err(HubError::Setting { name: "HF_TOKEN_PATH", what });
+    match plain::read(&path, TOKEN_BYTES_MAX) {
+        Ok(bytes) => Ok(String::from_utf8(bytes).ok()),
+        Err(Error::TooLong { file, .. }) => no_token(format!("{file} is longer than any token")),
+        Err(Error::Io { source, .. })
+            if matches!(source.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) =>
+        {
+            Ok(None)
         }
-        Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => Ok(None),
-        Err(error) => Err(HubError::io(&path, "read the token in")(error)),
+        Err(Error::BrokenLink { .. }) => Ok(None),
+        Err(Error::Io { source, .. }) => Err(HubError::io(&path, "read the token in")(source)),
+        Err(other) => no_token(other.to_string()),
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     fn settings(vars: &[(&str, &str)]) -> Result<Settings, HubError> {
@@ -200,7 +208,7 @@ mod tests {
         assert_eq!(settings(&both).unwrap().token.as_deref(), Some("hf_env"));
         let other = [("HF_HUB_CACHE", "/c"), ("HF_TOKEN_PATH", path.to_str().unwrap())];
         assert_eq!(settings(&other).unwrap().token.as_deref(), Some("hf_file"));
-        fs::write(&path, vec![b'x'; TOKEN_BYTES_MAX + 1]).unwrap();
+        fs::write(&path, vec![b'x'; TOKEN_BYTES_MAX as usize + 1]).unwrap();
         assert!(settings(&other).is_err());
     }
 }

@@ -26,9 +26,25 @@ pub struct Checked {
 
 /// Compares what both speak of. `rows`: rows of the target's token table.
 pub fn check(config: &Value, target: &Config, rows: u64) -> Checked {
-    // Models that see have their text's numbers in a part of their own.
-    let text = config.get("text_config").unwrap_or(config);
     let mut out = Checked::default();
+    if !config.is_object() {
+        out.differ.push(format!("it is {}, expected an object", short(config)));
+        return out;
+    }
+    // Models that see have their text's numbers in a part of their own.
+    let text = of(config, "text_config").unwrap_or(config);
+    if !text.is_object() {
+        out.differ.push(format!("text_config is {}, expected an object", short(text)));
+        return out;
+    }
+    // What is compared must be what it is taken for: a number in quotes agrees with nothing, and says nothing either.
+    let mut wrong = Vec::new();
+    let mut typed = |key: &str, expected: &str, value: Option<&Value>, found: Option<String>| {
+        if let (Some(value), None) = (value, &found) {
+            wrong.push(format!("{key} is {}, expected {expected}", short(value)));
+        }
+        found
+    };
     let mut compare = |key: &'static str, found: Option<String>, expected: Option<String>| {
         let (Some(found), Some(expected)) = (found, expected) else { return };
         match found == expected {
@@ -37,7 +53,8 @@ pub fn check(config: &Value, target: &Config, rows: u64) -> Checked {
         }
     };
     let arch = target.arch.name();
-    let said = text.get("model_type").or_else(|| config.get("model_type")).and_then(Value::as_str);
+    let said = of(text, "model_type").or_else(|| of(config, "model_type"));
+    let said = typed("model_type", "a name", said, said.and_then(Value::as_str).map(str::to_owned));
     let known = said.and_then(|said| MODEL_TYPES.iter().find(|(name, _)| *name == said));
     compare("model_type", known.map(|(_, arch)| (*arch).to_owned()), Some(arch.to_owned()));
     let block = target.blocks.get(target.trunk);
@@ -66,22 +83,47 @@ pub fn check(config: &Value, target: &Config, rows: u64) -> Checked {
         ("indexer_n_heads", &[], own.map(|own| own.indexer.heads)),
         ("indexer_head_dim", &[], own.map(|own| own.indexer.dim)),
     ];
-    for (key, others, expected) in numbers {
-        let found = std::iter::once(&key).chain(others).find_map(|key| text.get(*key)?.as_u64());
-        compare(key, found.map(|n| n.to_string()), expected.map(|n| n.to_string()));
+    let whole = "a whole number";
+    let heads: &[&str] = &["num_nextn_predict_layers"];
+    for (key, others, expected) in numbers.into_iter().chain([("mtp_num_hidden_layers", heads, Some(1))]) {
+        let Some(expected) = expected else { continue };
+        let there = std::iter::once(&key).chain(others).find_map(|key| Some((*key, of(text, key)?)));
+        let Some((name, value)) = there else { continue };
+        let found = typed(name, whole, Some(value), value.as_u64().map(|n| n.to_string()));
+        compare(key, found, Some(expected.to_string()));
     }
-    let heads = ["mtp_num_hidden_layers", "num_nextn_predict_layers"].iter().find_map(|key| text.get(*key)?.as_u64());
-    compare("mtp_num_hidden_layers", heads.map(|n| n.to_string()), Some(String::from("1")));
     let float = |value: Option<&Value>| value.and_then(Value::as_f64).map(|x| (x as f32).to_string());
-    compare("rms_norm_eps", float(text.get("rms_norm_eps")), Some(target.norm_eps.to_string()));
-    let theta = text.get("rope_parameters").and_then(|rope| rope.get("rope_theta")).or_else(|| text.get("rope_theta"));
-    compare("rope_theta", float(theta), target.rope.as_ref().map(|rope| rope.freq_base.to_string()));
-    if let Some(found) = text.get("vocab_size").and_then(Value::as_u64) {
+    let eps = of(text, "rms_norm_eps");
+    compare("rms_norm_eps", typed("rms_norm_eps", "a number", eps, float(eps)), Some(target.norm_eps.to_string()));
+    if let Some(rope) = &target.rope {
+        let parameters = of(text, "rope_parameters");
+        typed("rope_parameters", "an object", parameters, parameters.and_then(|p| p.is_object().then(String::new)));
+        let theta = parameters.and_then(|rope| of(rope, "rope_theta")).or_else(|| of(text, "rope_theta"));
+        compare("rope_theta", typed("rope_theta", "a number", theta, float(theta)), Some(rope.freq_base.to_string()));
+    }
+    let vocab = of(text, "vocab_size");
+    typed("vocab_size", whole, vocab, vocab.and_then(Value::as_u64).map(|n| n.to_string()));
+    if let Some(found) = vocab.and_then(Value::as_u64) {
         let tokens = target.tokens.map_or(0, |t| t.len as u64);
         match (tokens..=rows).contains(&found) {
             true => out.agree.push("vocab_size"),
             false => out.differ.push(format!("vocab_size is {found}, the target has {tokens} tokens in {rows} rows")),
         }
     }
+    out.differ.extend(wrong);
     out
+}
+
+/// A field that says something: `null` is how writers leave one out.
+fn of<'a>(object: &'a Value, key: &str) -> Option<&'a Value> {
+    object.get(key).filter(|value| !value.is_null())
+}
+
+/// A value as messages write it.
+fn short(value: &Value) -> String {
+    match value {
+        Value::Array(list) => format!("a list of {}", list.len()),
+        Value::Object(_) => "an object".to_owned(),
+        other => other.to_string().chars().take(80).collect(),
+    }
 }

@@ -174,16 +174,13 @@ fn account(from: &Checkpoint, plan: &Conversion) -> Result<(), PackError> {
 }
 
 fn check_config(from: &Checkpoint, target: &ModelFile, spec: &HeadSpec) -> Result<Option<Checked>, PackError> {
-    let Some((file, text)) = from.config()? else { return Ok(None) };
-    let config: serde_json::Value = serde_json::from_str(&text).map_err(|error| {
-        PackError::Refused(format!("{file}: is no JSON: {error}; download it again, or take it away"))
-    })?;
+    let Some((file, config)) = from.config()? else { return Ok(None) };
     let rows = target.tensor("token_embd.weight").map_or(0, |t| t.dim(1));
     let checked = checkpoint_config::check(&config, &spec.config, rows);
     match checked.differ.is_empty() {
         true => Ok(Some(checked)),
         false => Err(PackError::Refused(format!(
-            "{file}: the checkpoint is not of the model {}: {}; give the checkpoint that the model was made from",
+            "{file}: does not agree with the model {}: {}; give the checkpoint that the model was made from",
             target.name(),
             checked.differ.join("; ")
         ))),

@@ -17,6 +17,7 @@ use serde::Serialize;
 
 use super::PackError;
 use super::record;
+use super::share;
 use crate::flags::SizeFlags;
 use crate::memory::{self, Setting, Subject, human};
 use crate::serve::Bounds;
@@ -68,17 +69,6 @@ pub fn model(model: &ModelFile, package: &Package, drafting: bool) -> Found {
             return found;
         }
     };
-    let layers = config.blocks.len();
-    if layers != manifest.layer_count as usize {
-        let message = format!("the model has {layers} blocks, layer_count is {}", manifest.layer_count);
-        found.add("layer_count_mismatch", "layer_count", message);
-        return found;
-    }
-    let other = |width: &i64| *width > 0 && usize::try_from(*width) != Ok(config.d_model);
-    if let Some(width) = manifest.activation_width.filter(other) {
-        let message = format!("is {width}, the model's hidden size is {}", config.d_model);
-        found.add("activation_width_mismatch", "activation_width", message);
-    }
     let needs = stage::needs(model, &config);
     let head = needs.head;
     if needs.head_needs_table() && model.tensor("token_embd.weight").is_none() {
@@ -166,7 +156,8 @@ pub fn reachable(package: &Package, needs: &Needs, last: &Range<u32>) -> Vec<Iss
     for (path, indices) in named_blocks(speculative) {
         for &index in indices {
             if !last.contains(&index) {
-                let message = format!("names block {index}, the last stage has blocks {}..{}", last.start, last.end);
+                let own = share::blocks(last.start, last.end, true);
+                let message = format!("names block {index}, the last stage has {own}");
                 issues.push(Issue::new("mtp_block_unreachable", &path, message));
             } else if index != head {
                 let message = format!("names block {index}, the model's MTP block is {head}");

@@ -14,10 +14,11 @@ use engine_io::ModelFile;
 use engine_io::text::Tokenizer;
 use serde::Serialize;
 
-use crate::flags::{SizeFlags, StageFlags};
+use crate::flags::{DraftFlags, SizeFlags, StageFlags};
 use crate::memory::{self, Setting, Subject, human};
 use crate::open::ModelSource;
 use crate::pack::PackError;
+use crate::pack::share::StageShare;
 use crate::serve::Bounds;
 
 /// Flags of the verb: those of `engine-serve` that memory depends on, with the same defaults.
@@ -26,6 +27,9 @@ pub struct InspectFlags {
     /// A GGUF file, any shard of a split one, a directory that holds one, a layer package, hf:ORG/NAME[:QUANT] of a hub, or
     /// an MTP sidecar alone. Without it the built-in model.
     pub model: Option<PathBuf>,
+    /// Whose MTP block drafts.
+    #[command(flatten)]
+    pub draft: DraftFlags,
     /// What decides how much memory is taken.
     #[command(flatten)]
     pub size: SizeFlags,
@@ -50,7 +54,7 @@ pub enum Kind {
 /// Everything that is printed.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct Report {
-    /// Path of the first shard.
+    /// Path of the first shard, or the folder of a package.
     pub file: String,
     /// What it is.
     pub kind: Kind,
@@ -68,6 +72,8 @@ pub struct Report {
     pub trunk: usize,
     /// Blocks of each kind, trunk first.
     pub layers: Vec<Layers>,
+    /// The stage that was asked for; `None` for the whole model.
+    pub stage: Option<StageShare>,
     /// The MTP block.
     pub head: Head,
     /// Types of all tensors of the file, in the order met.
@@ -84,6 +90,10 @@ pub struct Report {
     pub dropped: Vec<String>,
     /// What was odd but no reason to refuse.
     pub warnings: Vec<String>,
+    /// What may look odd, and is as it should be.
+    pub notes: Vec<String>,
+    /// The file is a layer package.
+    pub package: bool,
     /// What memory was planned for.
     pub setting: Planning,
     /// The plan.
@@ -190,7 +200,7 @@ pub fn inspect(flags: &InspectFlags) -> Result<Report, PackError> {
     let open = size.open_options();
     let load = LoadOptions { stage: flags.stage.choice(), ..size.load_options() };
     let file = ModelSource::from(flags.model.clone()).open(open).map_err(ModelError::from)?;
-    let draft = size.spec_draft_model.as_ref().map(|path| ModelFile::open(path, open)).transpose();
+    let draft = flags.draft.spec_draft_model.as_ref().map(|path| ModelFile::open(path, open)).transpose();
     let draft = draft.map_err(ModelError::from)?;
     let (kind, planned) = match Planned::new(&file, draft.as_ref(), load) {
         Err(ModelError::Sidecar { .. }) if draft.is_none() => (Kind::Sidecar, Planned::sidecar(&file, load)?),
@@ -224,6 +234,7 @@ pub fn inspect(flags: &InspectFlags) -> Result<Report, PackError> {
         d_model: config.d_model,
         trunk: config.trunk,
         layers: layers(config, kind),
+        stage: flags.stage.stage.map(|of| StageShare::planned(of, &model.stage, config)),
         head: head(kind, &model.mtp),
         types: types(&file),
         shards: file
@@ -239,7 +250,9 @@ pub fn inspect(flags: &InspectFlags) -> Result<Report, PackError> {
         unexpected: model.unexpected.clone(),
         renamed: planned.renamed().to_vec(),
         dropped: planned.dropped().to_vec(),
-        warnings: file.warnings().iter().chain(&config.warnings).cloned().collect(),
+        warnings: config.warnings.clone(),
+        notes: file.notes().to_vec(),
+        package: file.package().is_some(),
         setting: planning(&limits, &options, load.repack, open.mmap),
         memory: Totals {
             memory_bytes: plan.peak(),
@@ -342,6 +355,9 @@ pub fn text(report: &Report) -> String {
         let name = if layers.nextn { "NextN block" } else { "blocks" };
         line(name, format!("{} x {}", layers.count, layers.kind));
     }
+    if let Some(stage) = &report.stage {
+        line("stage", stage.to_string());
+    }
     let head = match (report.head.from, &report.head.reason) {
         ("own", _) => "the model's own".to_owned(),
         ("sidecar", _) => "the draft model's".to_owned(),
@@ -354,9 +370,10 @@ pub fn text(report: &Report) -> String {
     }
     line(
         "files",
-        match report.shards.len() {
-            1 => "1, not split".to_owned(),
-            n => format!("{n} shards, all present"),
+        match (report.shards.len(), report.package) {
+            (n, true) => format!("{n}, of a layer package"),
+            (1, _) => "1, not split".to_owned(),
+            (n, _) => format!("{n} shards, all present"),
         },
     );
     let v = &report.vocabulary;
@@ -381,6 +398,9 @@ pub fn text(report: &Report) -> String {
     }
     for warning in &report.warnings {
         line("warning", warning.clone());
+    }
+    for note in &report.notes {
+        line("note", note.clone());
     }
     let Planning { ctx_size, parallel, threads, kv_type, repack, mmap } = report.setting;
     let mapped = if mmap { "" } else { " --no-mmap" };

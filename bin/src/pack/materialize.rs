@@ -11,7 +11,7 @@ use clap::Args;
 use engine_io::digest::{Sha256, Tee};
 use engine_io::gguf::Value;
 use engine_io::gguf::write::Layout;
-use engine_io::package::stages;
+use engine_io::package::{Artifact, Issue, stages};
 use engine_io::{ModelFile, OpenOptions, package};
 use serde::Serialize;
 
@@ -20,12 +20,12 @@ use super::examine;
 use super::output::Output;
 use super::package::Digested;
 use super::progress::Progress;
+use super::share;
 use crate::memory::human;
 
 /// Keys of a stage's file, u32 each: which stage, of how many, its first block, and the block behind its last one. The
 /// last stage's end is that of the trunk: an MTP block belongs to it without being counted.
-pub const STAGE_KEYS: [&str; 4] =
-    ["engine.stage.index", "engine.stage.count", "engine.stage.first", "engine.stage.end"];
+pub use engine::model::stage::STAGE_KEYS;
 
 /// `I/N`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -112,7 +112,13 @@ pub fn materialize(flags: &MaterializeFlags) -> Result<Report, PackError> {
     let needs = examine::needs(&model)?;
     let ranges = stages::ranges(model.tensors(), &needs, count, flags.stage_split).ok_or_else(|| {
         let trunk = needs.trunk();
-        refused(format!("the trunk has {trunk} blocks, which cannot be cut as asked; give fewer stages or another cut"))
+        match flags.stage_split {
+            Some(split) if trunk >= count => refused(format!(
+                "--stage-split {split} is out of range: the trunk has {trunk} blocks, so the second stage begins with 1 to {}",
+                trunk - 1
+            )),
+            _ => refused(format!("the trunk has {trunk} blocks, too few for {count} stages; give fewer")),
+        }
     })?;
     let blocks = &ranges[index as usize];
     let mut meta = model.meta().clone();
@@ -130,7 +136,12 @@ pub fn materialize(flags: &MaterializeFlags) -> Result<Report, PackError> {
     let name = format!("stage-{index}-of-{count}.gguf");
     let done = Progress::bytes("writing", total, flags.json);
     let mut writer = layout.start(Tee::new(output.writer(&name)?))?;
+    let mut checked = vec![false; model.shards().len()];
+    // Its keys are in the file, whether a tensor of it is or not.
+    check_artifact(&model, 0, &mut checked)?;
     for t in &wanted {
+        // Just before its bytes are copied, so that a large artifact is still at hand.
+        check_artifact(&model, t.shard as usize, &mut checked)?;
         writer.tensor(Digested::new(model.reader(t), &done))?;
     }
     let (file, sha256, bytes) = writer.finish()?.finish();
@@ -158,19 +169,35 @@ pub fn materialize(flags: &MaterializeFlags) -> Result<Report, PackError> {
     Ok(report)
 }
 
+/// Holds the bytes of an artifact against the manifest's digest, once.
+fn check_artifact(model: &ModelFile, shard: usize, checked: &mut [bool]) -> Result<(), PackError> {
+    let (Some(package), false) = (model.package(), std::mem::replace(&mut checked[shard], true)) else {
+        return Ok(());
+    };
+    let path = &model.shards()[shard].path;
+    let of = |artifact: &&Artifact| package.dir.join(&artifact.path) == *path;
+    let artifacts = package.manifest.artifacts().map(|(_, artifact)| artifact);
+    let Some(artifact) = artifacts.into_iter().find(of) else {
+        return Err(PackError::Unverified(format!("{}: is no artifact of its package", path.display())));
+    };
+    let (found, _) = Sha256::of_file(path, |_| {})?;
+    if found.to_string() == artifact.sha256 {
+        return Ok(());
+    }
+    let message = format!("its bytes are {found}, sha256 is {}", artifact.sha256);
+    let issues = vec![Issue::new("artifact_sha256_mismatch", &artifact.path, message)];
+    Err(engine_io::Error::Package { dir: package.dir.display().to_string(), issues }.into())
+}
+
 /// For people.
 pub fn text(report: &Report) -> String {
     let mut out = String::new();
-    let with = [
-        (report.includes_embeddings, "token table"),
-        (report.includes_output, "output norm and LM head"),
-        (report.includes_mtp, "MTP block"),
-    ];
-    let with: Vec<&str> = with.into_iter().filter(|(there, _)| *there).map(|(_, what)| what).collect();
-    let with = if with.is_empty() { "nothing else".to_owned() } else { with.join(", ") };
     let (index, count) = (report.stage_index, report.stage_count);
-    let _ =
-        writeln!(out, "stage         {index} of {count}: blocks {}..{}, {with}", report.layer_start, report.layer_end);
+    let blocks = share::blocks(report.layer_start, report.layer_end, report.includes_mtp);
+    let with = [(report.includes_embeddings, "token table"), (report.includes_output, "output norm and LM head")];
+    let with: Vec<&str> = with.into_iter().filter(|(there, _)| *there).map(|(_, what)| what).collect();
+    let with = if with.is_empty() { String::new() } else { format!("; {}", with.join(", ")) };
+    let _ = writeln!(out, "stage         {index} of {count} (counted from 0): {blocks}{with}");
     let _ =
         writeln!(out, "file          {}, {} tensors, {}", report.file, report.tensors, human(report.bytes as usize));
     let _ = writeln!(out, "sha256        {}", report.sha256);

@@ -18,6 +18,7 @@ pub mod progress;
 pub mod quantize_head;
 pub mod recipe;
 pub mod record;
+pub mod share;
 pub mod verify;
 pub mod verify_package;
 pub mod verify_set;
@@ -25,11 +26,27 @@ pub mod verify_set;
 use std::io;
 use std::process::ExitCode;
 
+use engine_io::ModelFile;
 use serde::Serialize;
 
 pub use error::PackError;
 
 use crate::report::{self, chain};
+
+/// Refuses a layer package where the files of a model are written again: its artifacts are of no use apart.
+///
+/// # Errors
+/// [`PackError::Refused`].
+pub fn refuse_package(model: &ModelFile) -> Result<(), PackError> {
+    match model.package() {
+        None => Ok(()),
+        Some(_) => Err(PackError::Refused(format!(
+            "{}: is a layer package; give the model that it was cut from, and package the result again (engine-pack \
+             package)",
+            model.name()
+        ))),
+    }
+}
 
 /// Ends a verb: its report on standard output, for people or as one JSON object, or its error on standard error.
 pub fn end<R: Serialize>(result: Result<R, PackError>, json: bool, text: impl FnOnce(&R) -> String) -> ExitCode {

@@ -1,20 +1,27 @@
 //! Outputs that are whole or absent: written under a temporary name beside the final one, synced, then renamed.
 //!
-//! The temporary name is `.NAME.engine-pack-partial` in the same directory, so on the same file system. It is locked
-//! while its run lives. What a killed run left is unlocked; the next run of the same output removes it.
+//! The temporary name is `.NAME.engine-pack-partial` in the same directory, so on the same file system; what an output is
+//! made of, and is not part of it, lies in `.NAME.engine-pack-head` meanwhile. Both are locked while their run lives. What
+//! a killed run left is unlocked; the next run of the same output removes it.
 
 use std::ffi::OsString;
 use std::fs::{self, File, TryLockError};
 use std::io::{self, BufWriter, ErrorKind};
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{CWD, RenameFlags, renameat_with, statvfs};
+use engine_io::plain;
+use rustix::fs::{CWD, OFlags, RenameFlags, renameat_with, statvfs};
 use rustix::io::Errno;
 
 use super::error::PackError;
 
 /// Writes go out in parts of this many bytes.
 const BUFFER: usize = 1 << 20;
+/// Ending of the temporary name of an output.
+const PARTIAL: &str = ".engine-pack-partial";
+/// Ending of the name of what it is made of.
+const HEAD: &str = ".engine-pack-head";
 
 /// What is written, until it is finished; dropped before that, it leaves nothing.
 #[derive(Debug)]
@@ -43,28 +50,39 @@ impl Output {
         Self::new(target, bytes, false)
     }
 
+    /// A directory for what an output is made of, beside it; it goes with this.
+    ///
+    /// # Errors
+    /// As [`Self::directory`].
+    pub fn scratch(target: &Path) -> Result<Self, PackError> {
+        Self::create(target, HEAD, 0, true)
+    }
+
     fn new(target: &Path, bytes: u64, directory: bool) -> Result<Self, PackError> {
-        let partial = partial_name(target)?;
-        vacant(target)?;
-        let dir = parent(target);
+        Self::create(target, PARTIAL, bytes, directory)
+    }
+
+    fn create(target: &Path, kind: &str, bytes: u64, directory: bool) -> Result<Self, PackError> {
+        let target = &named(target, directory)?;
         let busy = || PackError::Busy { path: target.display().to_string() };
-        if fs::symlink_metadata(&partial).is_ok() {
-            let stale = File::open(&partial).map_err(PackError::output(&partial, "open"))?;
-            lock(&stale, &partial)?.then_some(()).ok_or_else(busy)?;
-            let remove: fn(&Path) -> io::Result<()> =
-                if partial.is_dir() { |p| fs::remove_dir_all(p) } else { |p| fs::remove_file(p) };
-            remove(&partial).map_err(PackError::output(&partial, "remove what an earlier run left in"))?;
+        let partial = beside(target, kind)?;
+        vacant(target)?;
+        for stale in [PARTIAL, HEAD] {
+            // The head of a living run may be this run's own, whose output is made now.
+            if !clear(&beside(target, stale)?)? && stale == kind {
+                return Err(busy());
+            }
         }
+        let dir = parent(target);
         space(dir, bytes)?;
-        let file = match directory {
-            true => fs::create_dir(&partial).and_then(|()| File::open(&partial)),
-            false => File::create_new(&partial),
-        };
-        let file = file.map_err(PackError::output(&partial, "create"))?;
-        if !lock(&file, &partial)? {
-            return Err(busy());
+        let made = if directory { fs::create_dir(&partial) } else { File::create_new(&partial).map(drop) };
+        match made {
+            // Another run was faster.
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => return Err(busy()),
+            made => made.map_err(PackError::output(&partial, "create"))?,
         }
-        Ok(Self { target: target.into(), partial, lock: Some(file), directory })
+        let lock = lock(&partial)?.ok_or_else(busy)?;
+        Ok(Self { target: target.into(), partial, lock: Some(lock), directory })
     }
 
     /// Where to write for now: the directory, or the file.
@@ -111,7 +129,7 @@ impl Output {
             Ok(()) => {
                 self.lock = None;
                 let dir = parent(&self.target);
-                File::open(dir).and_then(|d| d.sync_all()).map_err(PackError::output(dir, "sync"))
+                open(dir).and_then(|d| d.sync_all()).map_err(PackError::output(dir, "sync"))
             }
         }
     }
@@ -156,23 +174,73 @@ pub fn parent(target: &Path) -> &Path {
     target.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
-fn partial_name(target: &Path) -> Result<PathBuf, PackError> {
+/// The name of an output, without what does not change it: a slash at the end, which only a directory may have.
+///
+/// # Errors
+/// [`PackError::Usage`].
+fn named(target: &Path, directory: bool) -> Result<PathBuf, PackError> {
+    let text = target.as_os_str().as_encoded_bytes();
+    if !directory && (text.ends_with(b"/") || text.ends_with(b"/.")) {
+        let target = target.display();
+        return Err(PackError::Usage(format!(
+            "--out {target}: is the name of a folder, and one file is written; name that"
+        )));
+    }
+    Ok(target.components().collect())
+}
+
+/// A temporary name beside an output.
+fn beside(target: &Path, kind: &str) -> Result<PathBuf, PackError> {
     let name = target.file_name().ok_or_else(|| {
         PackError::Usage(format!("--out {}: has no last name that could be created", target.display()))
     })?;
     let mut partial = OsString::from(".");
     partial.push(name);
-    partial.push(".engine-pack-partial");
+    partial.push(kind);
     Ok(parent(target).join(partial))
 }
 
-/// Takes the lock, unless somebody has it.
-fn lock(file: &File, path: &Path) -> Result<bool, PackError> {
-    match file.try_lock() {
-        Ok(()) => Ok(true),
-        Err(TryLockError::WouldBlock) => Ok(false),
-        Err(TryLockError::Error(source)) => Err(PackError::output(path, "lock")(source)),
+/// Removes what a killed run left. `false`: its run lives.
+///
+/// # Errors
+/// [`PackError`]: the system refuses, or what goes by the name is neither file nor directory, so that no run left it.
+fn clear(partial: &Path) -> Result<bool, PackError> {
+    let Ok(stat) = fs::symlink_metadata(partial) else { return Ok(true) };
+    if !stat.is_dir() && !stat.is_file() {
+        return Err(PackError::Exists { path: partial.display().to_string() });
     }
+    let Some(lock) = lock(partial)? else {
+        // Held, or gone meanwhile.
+        return Ok(!plain::is_there(partial));
+    };
+    let is_dir = lock.metadata().map_err(PackError::output(partial, "examine"))?.is_dir();
+    let removed = if is_dir { fs::remove_dir_all(partial) } else { fs::remove_file(partial) };
+    removed.map_err(PackError::output(partial, "remove what an earlier run left in"))?;
+    Ok(true)
+}
+
+/// Takes the lock of what goes by a name, unless somebody has it.
+///
+/// Whoever had it may have removed what was opened here, and a third may have made another of the same name: then this
+/// lock keeps nobody out, and counts as not taken.
+fn lock(path: &Path) -> Result<Option<File>, PackError> {
+    let file = match open(path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+        file => file.map_err(PackError::output(path, "open"))?,
+    };
+    match file.try_lock() {
+        Ok(()) => {}
+        Err(TryLockError::WouldBlock) => return Ok(None),
+        Err(TryLockError::Error(source)) => return Err(PackError::output(path, "lock")(source)),
+    }
+    let own = file.metadata().map_err(PackError::output(path, "examine"))?;
+    let named = fs::symlink_metadata(path).is_ok_and(|named| (named.dev(), named.ino()) == (own.dev(), own.ino()));
+    Ok(named.then_some(file))
+}
+
+/// Opens a file or directory of ours; should something else have its name by now, does not wait for it.
+fn open(path: &Path) -> io::Result<File> {
+    File::options().read(true).custom_flags((OFlags::NONBLOCK | OFlags::NOFOLLOW).bits().cast_signed()).open(path)
 }
 
 /// Everything below `path`, files before their directory. Links are not followed: what they lead to is not ours.
@@ -186,7 +254,7 @@ fn sync(path: &Path) -> Result<(), PackError> {
             sync(&entry.map_err(PackError::output(path, "list"))?.path())?;
         }
     }
-    File::open(path).and_then(|f| f.sync_all()).map_err(PackError::output(path, "sync"))
+    open(path).and_then(|f| f.sync_all()).map_err(PackError::output(path, "sync"))
 }
 
 #[cfg(test)]

@@ -23,6 +23,7 @@ use serde::Serialize;
 use super::output::Output;
 use super::progress::Progress;
 use super::record::{self, Cut};
+use super::share::counted;
 use super::{PackError, recipe::Recipe};
 use crate::memory::human;
 use crate::serve::start::name_of;
@@ -127,7 +128,8 @@ pub fn package(flags: &PackageFlags) -> Result<Report, PackError> {
             path: primary.path.clone(),
             sha256: primary.sha256.clone(),
             files: files.clone(),
-            unread: [("primary_file".to_owned(), primary.path.clone().into())].into_iter().collect(),
+            primary_file: Some(primary.path.clone()),
+            ..SourceModel::default()
         },
         format: FORMAT.to_owned(),
         layer_count: subject.layers,
@@ -359,16 +361,19 @@ pub fn text(report: &Report) -> String {
     };
     line("package", report.out.clone());
     line("model id", report.model_id.clone());
-    let block = report.mtp_block.map_or("none".to_owned(), |block| format!("blk.{block}"));
-    line("blocks", format!("{}, MTP block {block}", report.layer_count));
     line(
-        "artifacts",
-        format!("{} with {} tensors, {}", report.artifacts, report.tensors, human(report.bytes as usize)),
+        "blocks",
+        match report.mtp_block {
+            Some(block) => counted(block, true),
+            None => counted(report.layer_count, false),
+        },
     );
+    let size = human(report.bytes as usize);
+    line("files", format!("{MANIFEST} and {} GGUF files with {} tensors, {size}", report.artifacts, report.tensors));
     line("strategies", report.strategies.join(", "));
     line("default", format!("{}: {}", report.default, report.reason));
-    line("tensors", report.tensor_tree_sha256.to_string());
-    line("manifest", report.manifest_sha256.to_string());
+    line("sha256", format!("{} of all tensors", report.tensor_tree_sha256));
+    line("", format!("{} of {MANIFEST}", report.manifest_sha256));
     out
 }
 

@@ -16,6 +16,7 @@ use super::PackError;
 use super::error::REFUSED;
 use super::examine::{self, Facts};
 use super::progress::Progress;
+use super::share::{blocks, counted};
 use crate::flags::SizeFlags;
 use crate::memory::human;
 
@@ -55,6 +56,8 @@ pub struct Report {
     pub model_id: Option<String>,
     /// Blocks, the MTP block among them.
     pub layer_count: Option<u32>,
+    /// Number of the MTP block, the last of them; `None` without one, or where the model cannot be read.
+    pub mtp_block: Option<u32>,
     /// Width of a hidden row.
     pub activation_width: Option<i64>,
     /// How it may draft.
@@ -135,9 +138,6 @@ pub struct StageReport {
 /// Flags that contradict each other. What is wrong with the package is in the report.
 pub fn preflight(flags: &PreflightFlags) -> Result<Report, PackError> {
     flags.size.check().map_err(PackError::Usage)?;
-    if flags.size.spec_draft_model.is_some() {
-        return Err(PackError::Usage("--spec-draft-model: a package drafts with its own MTP block".to_owned()));
-    }
     if flags.stage_split.is_some() && flags.stages != 2 {
         return Err(PackError::Usage(format!("--stage-split cuts two stages; --stages is {}", flags.stages)));
     }
@@ -182,7 +182,7 @@ pub fn look(flags: &PreflightFlags) -> Result<(Report, Option<ModelFile>), PackE
     }
     let mut model = None;
     if readable {
-        let of_parts = open::check_parts(&parts);
+        let of_parts = open::check_parts(&package.manifest, &parts);
         let agreed = of_parts.is_empty();
         report.issues.extend(of_parts);
         if agreed {
@@ -274,14 +274,20 @@ impl Report {
         drafting: bool,
     ) -> Result<(), PackError> {
         let needs = facts.needs;
+        self.mtp_block = needs.head;
         let Some(ranges) = stages::ranges(model.tensors(), &needs, flags.stages, flags.stage_split) else {
-            let message = match flags.stage_split {
+            let trunk = needs.trunk();
+            self.issues.push(match flags.stage_split.filter(|_| flags.stages <= trunk) {
                 Some(split) => {
-                    format!("a cut before block {split} was asked for, the trunk has {} blocks", needs.trunk())
+                    let message =
+                        format!("--stage-split is {split}, expected 1 to {}: the trunk has {trunk} blocks", trunk - 1);
+                    Issue::new("stage_split_out_of_range", "", message)
                 }
-                None => format!("{} stages were asked for, the trunk has {} blocks", flags.stages, needs.trunk()),
-            };
-            self.issues.push(Issue::new("too_many_stages", "", message));
+                None => {
+                    let message = format!("{} stages were asked for, the trunk has {trunk} blocks", flags.stages);
+                    Issue::new("too_many_stages", "", message)
+                }
+            });
             return Ok(());
         };
         if drafting {
@@ -331,6 +337,17 @@ fn embeddings_for(needs: &Needs, blocks: &std::ops::Range<u32>) -> Vec<&'static 
     reasons.into_iter().filter(|(_, holds)| *holds).map(|(reason, _)| reason).collect()
 }
 
+/// The same for people.
+fn reasons(of: &[&str]) -> String {
+    let words = |reason: &&str| match *reason {
+        "input" => "to look prompts up",
+        "tied_output" => "it is the LM head too",
+        "mtp_block" => "for the MTP block",
+        other => unreachable!("{other} is no reason for a token table"),
+    };
+    of.iter().map(words).collect::<Vec<_>>().join(", ")
+}
+
 /// Exit code of a report.
 pub fn code(report: &Report) -> u8 {
     if report.valid { 0 } else { REFUSED }
@@ -347,7 +364,13 @@ pub fn text(report: &Report) -> String {
         line("model id", id.clone());
     }
     if let Some(count) = report.layer_count {
-        line("blocks", count.to_string());
+        line(
+            "blocks",
+            match report.mtp_block {
+                Some(block) => counted(block, true),
+                None => counted(count, false),
+            },
+        );
     }
     let (checked, missing) = (report.checked_artifact_count, report.missing_artifact_count);
     line("artifacts", format!("{checked} stated, {missing} missing"));
@@ -357,16 +380,15 @@ pub fn text(report: &Report) -> String {
     }
     for stage in &report.stages {
         let also = [
-            (stage.includes_embeddings, format!("token table ({})", stage.embeddings_for.join(", "))),
+            (stage.includes_embeddings, format!("token table ({})", reasons(&stage.embeddings_for))),
             (stage.includes_output, "output norm and LM head".to_owned()),
-            (stage.includes_mtp, "MTP block".to_owned()),
         ];
         let also: Vec<String> = also.into_iter().filter(|(there, _)| *there).map(|(_, text)| text).collect();
-        let with = if also.is_empty() { String::new() } else { format!(" with {}", also.join(", ")) };
-        let blocks = format!("blocks {}..{}", stage.layer_start, stage.layer_end);
+        let with = if also.is_empty() { String::new() } else { format!("; {}", also.join(", ")) };
+        let blocks = blocks(stage.layer_start, stage.layer_end, stage.includes_mtp);
         line(&format!("stage {}", stage.stage_index), format!("{blocks}{with}"));
         let bytes = human(stage.tensor_bytes as usize);
-        line("", format!("{} tensors, {bytes}, in {} artifacts", stage.tensor_count, stage.part_count));
+        line("", format!("{} tensors, {bytes}, in {} files of the package", stage.tensor_count, stage.part_count));
         line("", stage.memory.to_string());
     }
     for issue in &report.issues {

@@ -10,7 +10,7 @@ use clap::Args;
 use engine::model::head;
 use engine::model::load::{LoadOptions, Planned};
 use engine::model::requantize::{self, Fate, Loss};
-use engine::model::{Config, ModelError};
+use engine::model::{Config, ModelError, MtpStatus};
 use engine_io::compat::is_top_level_head;
 use engine_io::digest::Sha256;
 use engine_io::gguf::TensorInfo;
@@ -100,6 +100,7 @@ pub struct Quantised {
 /// [`PackError`]: no head, tensors that are quantised already, values that are no numbers, files that cannot be written.
 pub fn run(flags: &QuantizeHeadFlags) -> Result<Report, PackError> {
     let model = ModelFile::open(&flags.head, OpenOptions::default())?;
+    super::refuse_package(&model)?;
     let (alone, is_head) = head_of(&model)?;
     let fates = fates(&model, &is_head, flags)?;
     let shards = model.shards().len();
@@ -154,10 +155,18 @@ pub fn run(flags: &QuantizeHeadFlags) -> Result<Report, PackError> {
 /// Whether the file is a head alone, and which tensors are the head's.
 fn head_of(model: &ModelFile) -> Result<(bool, impl Fn(&str) -> bool + use<>), PackError> {
     let config = Config::read(model.meta())?;
-    let alone = match Planned::new(model, None, LoadOptions::default()) {
-        Err(ModelError::Sidecar { .. }) => true,
+    let options = LoadOptions::default();
+    // A head that contradicts itself is refused as it is, not once it has been written again.
+    let (alone, unusable) = match Planned::new(model, None, options) {
+        Err(ModelError::Sidecar { .. }) => {
+            Planned::sidecar(model, options)?;
+            (true, None)
+        }
         Err(error) => return Err(error.into()),
-        Ok(_) => false,
+        Ok(planned) => match planned.plan.mtp {
+            MtpStatus::Unavailable(reason) => (false, Some(reason)),
+            MtpStatus::Own | MtpStatus::Sidecar => (false, None),
+        },
     };
     let own = format!("blk.{}.", config.trunk);
     let is_head = move |name: &str| match alone {
@@ -165,9 +174,10 @@ fn head_of(model: &ModelFile) -> Result<(bool, impl Fn(&str) -> bool + use<>), P
         true => !["token_embd.weight", "output.weight", "output_norm.weight"].contains(&name),
         false => name.starts_with(&own) || is_top_level_head(name),
     };
-    match model.tensors().iter().any(|t| is_head(&t.name)) {
-        true => Ok((alone, is_head)),
-        false => Err(PackError::Refused(format!(
+    match (model.tensors().iter().any(|t| is_head(&t.name)), unusable) {
+        (true, None) => Ok((alone, is_head)),
+        (true, Some(reason)) => Err(PackError::Refused(reason)),
+        (false, _) => Err(PackError::Refused(format!(
             "{}: has no blk.{}.* tensors, so there is no MTP head to quantise; give a head, or a model with one",
             model.name(),
             config.trunk

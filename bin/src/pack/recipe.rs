@@ -22,6 +22,7 @@ use engine::api::{Speculation, Strategy, WindowPolicy};
 use engine::limits::{MTP_TOKENS_MAX, SUFFIX_MAX_DEFAULT, SUFFIX_MIN_DEFAULT, WINDOW_MAX};
 use engine_io::digest::Sha256;
 use engine_io::package::manifest::{self, ExtensionPolicy, Generation, Named, Proposer, Speculative};
+use engine_io::plain;
 use engine_io::provenance::FileEntry;
 use serde::Deserialize;
 
@@ -117,13 +118,7 @@ impl Recipe {
     /// draft with a head that the model has not.
     pub fn of_bench(path: &Path, head: bool) -> Result<Self, PackError> {
         let refused = |what: String| PackError::Refused(format!("{}: {what}", path.display()));
-        let size = std::fs::metadata(path).map_err(|e| refused(format!("cannot be read: {e}")))?.len();
-        if size > BYTES_MAX {
-            return Err(refused(format!("has {size} bytes; a result of {SCHEMA} has at most {BYTES_MAX}")));
-        }
-        let bytes = std::fs::read(path).map_err(|e| refused(format!("cannot be read: {e}")))?;
-        let result: BenchResult = serde_json::from_slice(&bytes)
-            .map_err(|e| refused(format!("is no {SCHEMA} result: {e}; give what engine-bench wrote")))?;
+        let (result, bytes): (BenchResult, _) = plain::json(path, BYTES_MAX, "result of schema slipstream-bench/1")?;
         if result.schema != SCHEMA {
             return Err(refused(format!("schema is {:?}, expected {SCHEMA:?}", result.schema)));
         }

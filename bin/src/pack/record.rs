@@ -5,13 +5,13 @@ use std::collections::BTreeMap;
 use engine_io::ModelFile;
 use engine_io::digest::Sha256;
 use engine_io::gguf::{Meta, TensorInfo};
-use engine_io::package;
 use engine_io::package::manifest::{Artifact, Generation, Role, SourceFile};
 use engine_io::provenance::{
     ComponentKind, Container, Declares, FILE_NAME, FileEntry, GenerationRecipe, Invariants, KvChange, Op, Provenance,
     Role as SourceRole, RuntimeComponent, Schema, Source, Step, TensorOrigin, Tool, ToolKind, Transform, canonical,
     matches,
 };
+use engine_io::{package, plain};
 
 use super::PackError;
 use super::package::{entries, tree_of};
@@ -50,7 +50,7 @@ impl Cut {
 /// A record that cannot be read, or is of another model.
 pub fn beside(file: &ModelFile) -> Result<Option<Provenance>, PackError> {
     let path = file.shards()[0].path.with_file_name(FILE_NAME);
-    if !path.exists() {
+    if !plain::is_there(&path) {
         return Ok(None);
     }
     let record = Provenance::read(&path)?;

@@ -11,9 +11,9 @@ use super::{PackError, verify_package, verify_set};
 /// Flags of the verb.
 #[derive(Clone, Debug, Args)]
 pub struct VerifyFlags {
-    /// The folder of a layer package, a grafted set (its directory or a shard), or a model.
+    /// The folder of a layer package, a grafted set (its directory or a shard), the file of a stage, or a model.
     pub path: PathBuf,
-    /// The model that a layer package was cut from, to compare every tensor with.
+    /// The model that a layer package or a stage was cut from, to compare every tensor with; of a stage also its package.
     #[arg(long, value_name = "MODEL")]
     pub source: Option<PathBuf>,
     /// Print one JSON object.
@@ -27,7 +27,7 @@ pub struct VerifyFlags {
 pub enum Report {
     /// In a layer package.
     Package(verify_package::Report),
-    /// In a grafted set, or a model.
+    /// In a grafted set, a stage, or a model.
     Set(verify_set::Report),
 }
 
@@ -40,12 +40,7 @@ pub fn verify(flags: &VerifyFlags) -> Result<Report, PackError> {
     match (package::folder(path), source) {
         (Some(folder), source) => verify_package::verify(&folder, source.as_deref(), *json).map(Report::Package),
         (None, None) => verify_set::verify(path, *json).map(Report::Set),
-        (None, Some(_)) => Err(PackError::Refused(format!(
-            "{}: is no layer package, and only one is compared with a source; give the folder that holds {}, or leave \
-             --source out",
-            path.display(),
-            package::MANIFEST
-        ))),
+        (None, Some(source)) => verify_set::stage(path, source, *json).map(Report::Set),
     }
 }
 

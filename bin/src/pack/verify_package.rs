@@ -178,7 +178,7 @@ pub fn text(report: &Report) -> String {
     let _ = writeln!(out, "{:<14}{} ({})", "verified", report.path, report.container);
     let _ = writeln!(out, "{:<14}{} artifacts and {} tensors", "read", report.artifacts, report.tensors);
     if let Some(tree) = report.tensor_tree_sha256 {
-        let _ = writeln!(out, "{:<14}{tree}", "tensors");
+        let _ = writeln!(out, "{:<14}{tree} of all tensors", "sha256");
     }
     let against: Vec<&str> = std::iter::once("the manifest").chain(report.against.iter().map(String::as_str)).collect();
     let _ = writeln!(out, "{:<14}{}", "held against", against.join(", "));

@@ -1,17 +1,19 @@
-//! `verify` of a grafted set, or of a model without a record: whether what lies on the disk is what was recorded when it was
-//! made.
+//! `verify` of a grafted set: whether what lies on the disk is what was recorded when it was made. Of the file of a stage,
+//! of which nothing is recorded: whether it is what its source would give. And what to say of other models.
 
 use std::path::Path;
 
-use engine::model::MtpStatus;
 use engine::model::load::{LoadOptions, Planned};
+use engine::model::stage::{self, STAGE_KEYS, held};
+use engine::model::{Config, ModelError, MtpStatus};
 use engine_io::digest::{Sha256, TensorTree};
 use engine_io::provenance::{self, Provenance};
-use engine_io::{ModelFile, OpenOptions};
+use engine_io::{ModelFile, OpenOptions, package, plain};
 use serde::Serialize;
 
 use super::error::{self, PackError};
 use super::progress::Progress;
+use super::share::StageShare;
 
 /// What a path may lead to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
@@ -19,7 +21,11 @@ use super::progress::Progress;
 pub enum Kind {
     /// A set with a provenance record beside it.
     Grafted,
-    /// A model without a record: only its structure can be told.
+    /// The file of a stage.
+    Stage,
+    /// An MTP head alone.
+    Head,
+    /// A model without a record.
     Model,
 }
 
@@ -36,7 +42,9 @@ pub struct Report {
     pub compared: usize,
     /// What the record has no digest of.
     pub unhashed: Vec<String>,
-    /// Everything that is wrong.
+    /// The stage.
+    pub stage: Option<StageShare>,
+    /// Everything that is wrong; of what has no record, why nothing was compared.
     pub faults: Vec<String>,
 }
 
@@ -47,10 +55,78 @@ pub struct Report {
 pub fn verify(path: &Path, json: bool) -> Result<Report, PackError> {
     let model = ModelFile::open(path, OpenOptions::default())?;
     let beside = model.shards()[0].path.with_file_name(provenance::FILE_NAME);
-    match beside.exists() {
+    match plain::is_there(&beside) {
         true => grafted(&model, &beside, json),
-        false => Ok(plain(&model)),
+        false => without_record(&model),
     }
+}
+
+/// Compares the file of a stage with the model or package that it was cut from: every tensor, and every key.
+///
+/// # Errors
+/// [`PackError`]: what cannot be read at all, and what is no stage. Differences are in the report.
+pub fn stage(path: &Path, source: &Path, json: bool) -> Result<Report, PackError> {
+    let model = ModelFile::open(path, OpenOptions::default())?;
+    let Some(held) = held(&model)? else {
+        return Err(PackError::Refused(format!(
+            "{}: is neither a layer package nor the file of a stage, and only these are compared with a source; give the \
+             folder that holds {}, or leave --source out",
+            path.display(),
+            package::MANIFEST
+        )));
+    };
+    let source = ModelFile::open(source, OpenOptions::default())?;
+    let config = Config::read(source.meta())?;
+    let needs = stage::needs(&source, &config);
+    let own = held.blocks.start as u32..match held.blocks.end {
+        end if end == config.trunk => needs.layers,
+        end => end as u32,
+    };
+    let mut faults = Vec::new();
+    let keys = |m: &ModelFile| -> Vec<_> {
+        let is_model = |key: &str| !STAGE_KEYS.contains(&key) && !package::is_split_key(key);
+        m.meta().iter().filter(|(key, _)| is_model(key)).map(|(key, value)| (key.to_owned(), value.clone())).collect()
+    };
+    let (here, there) = (keys(&model), keys(&source));
+    for (key, _) in
+        here.iter().filter(|pair| !there.contains(pair)).chain(there.iter().filter(|pair| !here.contains(pair)))
+    {
+        let fault = format!("key {key} is not as in the source");
+        if !faults.contains(&fault) {
+            faults.push(fault);
+        }
+    }
+    let progress = Progress::bytes("comparing", 2 * model.tensors().iter().map(|t| t.bytes).sum::<u64>(), json);
+    let mut compared = 0;
+    for t in source.tensors().iter().filter(|t| needs.of_stage(&t.name, &own)) {
+        let name = &t.name;
+        let Some(cut) = model.tensor(name) else {
+            faults.push(format!("tensor {name} is missing"));
+            continue;
+        };
+        if (cut.ty, cut.dims()) != (t.ty, t.dims()) {
+            faults.push(format!("tensor {name} is {} {:?}, in the source {} {:?}", cut.ty, cut.dims(), t.ty, t.dims()));
+            continue;
+        }
+        compared += 1;
+        let digest = |model, t| Sha256::of_tensor(model, t, |n| progress.add(n));
+        if digest(&model, cut)? != digest(&source, t)? {
+            faults.push(format!("the bytes of tensor {name} are not those in the source"));
+        }
+    }
+    let of_stage = |name: &str| source.tensor(name).is_some() && needs.of_stage(name, &own);
+    let more = model.tensors().iter().filter(|t| !of_stage(&t.name));
+    faults.extend(more.map(|t| format!("tensor {} is none of this stage in the source", t.name)));
+    let stage = Some(StageShare::of(&held, &config));
+    Ok(Report {
+        file: model.name(),
+        kind: Kind::Stage,
+        tensors: model.tensors().len(),
+        compared,
+        unhashed: Vec::new(),
+        stage,
+        faults,
+    })
 }
 
 /// The code of a report.
@@ -58,22 +134,40 @@ pub fn code(report: &Report) -> u8 {
     if report.faults.is_empty() { 0 } else { error::REFUSED }
 }
 
-/// A model without a record: there is nothing that it could be held against.
-fn plain(model: &ModelFile) -> Report {
-    let fault = format!(
-        "neither {} nor {} is beside it, so there is nothing to compare with; engine-pack doctor tells whether it would \
-         load",
-        provenance::FILE_NAME,
-        engine_io::package::MANIFEST
-    );
-    Report {
-        file: model.name(),
-        kind: Kind::Model,
-        tensors: model.tensors().len(),
-        compared: 0,
-        unhashed: Vec::new(),
-        faults: vec![fault],
-    }
+/// What has no record: there is nothing that it could be held against.
+fn without_record(model: &ModelFile) -> Result<Report, PackError> {
+    let name = model.name();
+    let held = held(model)?;
+    let alone = matches!(Planned::new(model, None, LoadOptions::default()), Err(ModelError::Sidecar { .. }));
+    let (kind, fault) = match (&held, alone) {
+        (Some(_), _) => (
+            Kind::Stage,
+            format!(
+                "nothing is recorded of it; compare it with the package or the model that it was cut from: engine-pack \
+                 verify {name} --source PACKAGE"
+            ),
+        ),
+        (None, true) => (
+            Kind::Head,
+            format!(
+                "nothing is recorded of it; engine-pack doctor MODEL --head {name} tells whether it fits a model, and once it \
+                 is grafted the set has a record"
+            ),
+        ),
+        (None, false) => (
+            Kind::Model,
+            format!(
+                "nothing is recorded of it: graft writes {} beside a set, and package {}, and neither is here; engine-pack \
+                 doctor {name} tells whether it would load",
+                provenance::FILE_NAME,
+                package::MANIFEST
+            ),
+        ),
+    };
+    let stage =
+        held.map(|held| Ok::<_, ModelError>(StageShare::of(&held, &Config::read(model.meta())?))).transpose()?;
+    let tensors = model.tensors().len();
+    Ok(Report { file: name, kind, tensors, compared: 0, unhashed: Vec::new(), stage, faults: vec![fault] })
 }
 
 /// A grafted set: names and counts, files and tensors against their digests, and that the loader takes it.
@@ -148,6 +242,7 @@ fn grafted(model: &ModelFile, record: &Path, json: bool) -> Result<Report, PackE
         kind: Kind::Grafted,
         tensors: model.tensors().len(),
         compared,
+        stage: None,
         unhashed: record.unhashed(),
         faults,
     })
@@ -155,18 +250,32 @@ fn grafted(model: &ModelFile, record: &Path, json: bool) -> Result<Report, PackE
 
 /// For people.
 pub fn text(report: &Report) -> String {
-    let what = match report.kind {
-        Kind::Grafted => "a grafted set",
-        Kind::Model => "a model without a record",
+    let what = match (report.kind, &report.stage) {
+        (_, Some(stage)) => format!("stage {stage}"),
+        (Kind::Grafted, _) => "a grafted set".to_owned(),
+        (Kind::Stage, _) => "a stage".to_owned(),
+        (Kind::Head, _) => "an MTP head alone".to_owned(),
+        (Kind::Model, _) => "a model".to_owned(),
     };
-    let mut out =
-        vec![format!("{}: {what}, {} tensors, {} digests compared", report.file, report.tensors, report.compared)];
-    out.extend(report.unhashed.iter().map(|what| format!("no digest was recorded of {what}")));
-    out.extend(report.faults.iter().map(|fault| format!("wrong: {fault}")));
+    let compared = if report.kind == Kind::Stage { "tensors" } else { "digests" };
+    let mut out = vec![
+        format!("{}: {what}", report.file),
+        format!("{} tensors, {} {compared} compared", report.tensors, report.compared),
+    ];
+    if !report.unhashed.is_empty() {
+        out.push(
+            "not compared, for the record has no digest of it (a graft reads linked files only with --verify):".into(),
+        );
+        out.extend(report.unhashed.iter().map(|what| format!("  {what}")));
+    }
+    let has_record = report.kind == Kind::Grafted || report.compared > 0;
+    out.extend(report.faults.iter().map(|fault| if has_record { format!("wrong: {fault}") } else { fault.clone() }));
     out.push(match (report.kind, report.faults.is_empty()) {
-        (Kind::Model, _) => "nothing was compared".into(),
+        _ if !has_record => "nothing was compared".into(),
         (Kind::Grafted, true) => "as recorded".into(),
         (Kind::Grafted, false) => "not as recorded".into(),
+        (_, true) => "as in the source".into(),
+        (_, false) => "not as in the source".into(),
     });
     out.join("\n") + "\n"
 }

@@ -3,6 +3,7 @@
 use std::io;
 use std::path::Path;
 
+use engine_io::{Error, plain};
 use sha2::{Digest, Sha256};
 
 use crate::serve::http::Head;
@@ -52,19 +53,15 @@ impl Keys {
     }
 }
 
-/// Reads a plain file within a bound. Anything else may have no end, or keep its reader waiting: a pipe that nobody
-/// writes to would stop the thread that reads it.
+/// Reads a plain file within a bound, in words for whoever names it already.
 pub(crate) fn read_file(path: &Path) -> io::Result<String> {
     let invalid = |message: String| io::Error::new(io::ErrorKind::InvalidData, message);
-    let about = std::fs::metadata(path)?;
-    if !about.is_file() {
-        let what = if about.is_dir() { "a folder" } else { "a pipe or device" };
-        return Err(invalid(format!("it is {what}; give a plain file with a key on each line")));
-    }
-    if about.len() > limits::KEY_FILE_BYTES {
-        return Err(invalid(format!("it has {} bytes; at most {} are read", about.len(), limits::KEY_FILE_BYTES)));
-    }
-    std::fs::read_to_string(path)
+    plain::text(path, limits::KEY_FILE_BYTES).map_err(|error| match error {
+        Error::Io { source, .. } => source,
+        Error::NotAFile { found, .. } => invalid(format!("it is {found}; give a plain file with a key on each line")),
+        Error::TooLong { found, most, .. } => invalid(format!("it has {found} bytes; at most {most} are read")),
+        other => invalid(other.to_string()),
+    })
 }
 
 fn digest(key: &str) -> [u8; 32] {

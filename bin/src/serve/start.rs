@@ -111,7 +111,7 @@ pub fn open(args: &ServeArgs) -> Result<Files, LoadError> {
         path.as_deref().map(|path| hub::local(path, wanted, &|line| tracing::info!("{line}"))).transpose()
     };
     let model = local(&args.low.model, Wanted::Model)?;
-    let draft = local(&args.low.size.spec_draft_model, Wanted::Sidecar)?;
+    let draft = local(&args.low.draft.spec_draft_model, Wanted::Sidecar)?;
     let model = ModelSource::from(model).open(options)?;
     let draft = draft.map(|path| ModelFile::open(path, options)).transpose()?;
     Ok(Files { model, draft })
@@ -211,7 +211,10 @@ pub fn load(args: &ServeArgs, files: Files) -> Result<(Parts, EngineHandle), Loa
 
 /// What people should know of a model that was loaded.
 pub(crate) fn tell(file: &ModelFile, model: &Model) {
-    for warning in file.warnings().iter().chain(&model.config.warnings) {
+    for note in file.notes() {
+        tracing::info!("{note}");
+    }
+    for warning in &model.config.warnings {
         tracing::warn!("{warning}");
     }
     for name in &model.unexpected {

@@ -205,7 +205,8 @@ impl Plan {
 /// The model's own block; whatever is wrong with it only costs the drafts.
 fn own_block(b: &mut Builder<'_>, model: FileView<'_>, target: MatrixId) -> (Option<MtpProgram>, MtpStatus) {
     let FileView { path, config, tensors, refused } = model;
-    let remedies = "use a file converted with its MTP block, or give an MTP sidecar as the draft model";
+    let remedies = "use a file converted with its MTP block, put a published one behind it (engine-pack graft), or give an \
+                    MTP sidecar as the draft model (--spec-draft-model)";
     let unavailable = |reason: String| (None, MtpStatus::Unavailable(reason));
     let has_nextn = |i: usize| tensors.names().any(|n| n.starts_with(&format!("blk.{i}.nextn.")));
     let arch = config.arch.name();

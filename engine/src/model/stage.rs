@@ -87,20 +87,28 @@ impl fmt::Display for Stage {
 pub const STAGE_KEYS: [&str; 4] =
     ["engine.stage.index", "engine.stage.count", "engine.stage.first", "engine.stage.end"];
 
-/// What a file says of itself: index, count and blocks of the stage that it holds; `None` for a whole model.
-struct Stated {
-    index: u32,
-    count: u32,
-    blocks: Range<usize>,
+/// The stage that a file says it holds.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Held {
+    /// Which, from 0.
+    pub index: u32,
+    /// Of how many.
+    pub count: u32,
+    /// Its blocks of the trunk.
+    pub blocks: Range<usize>,
 }
 
-fn stated(model: &ModelFile) -> Result<Option<Stated>, ModelError> {
+/// What a file says of itself; `None` for a whole model.
+///
+/// # Errors
+/// Keys of a stage that are not all there, or no numbers.
+pub fn held(model: &ModelFile) -> Result<Option<Held>, ModelError> {
     let meta = model.meta();
     if STAGE_KEYS.iter().all(|key| meta.get(key).is_none()) {
         return Ok(None);
     }
     let [index, count, first, end] = STAGE_KEYS;
-    Ok(Some(Stated {
+    Ok(Some(Held {
         index: meta.require_u32(index)?,
         count: meta.require_u32(count)?,
         blocks: meta.require_u32(first)? as usize..meta.require_u32(end)? as usize,
@@ -114,7 +122,7 @@ fn stated(model: &ModelFile) -> Result<Option<Stated>, ModelError> {
 pub fn resolve(model: &ModelFile, config: &Config, choice: Option<StageChoice>) -> Result<Stage, ModelError> {
     let trunk = config.trunk;
     let refuse = |reason: String| Err(ModelError::Stage { file: model.name(), reason });
-    let stated = stated(model)?;
+    let stated = held(model)?;
     let Some(choice) = choice else {
         return match stated {
             None => Ok(Stage::whole(trunk)),

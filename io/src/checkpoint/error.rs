@@ -33,14 +33,6 @@ pub enum CheckpointError {
         /// Their names.
         found: Vec<String>,
     },
-    /// An index that is none.
-    #[error("{file}: {reason}; download the index again")]
-    BadIndex {
-        /// The index.
-        file: String,
-        /// What is wrong.
-        reason: String,
-    },
     /// An index that leads out of its directory.
     #[error(
         "{file}: tensor {tensor} is said to be in {found:?}, expected the name of a .safetensors file beside the index; \
@@ -95,17 +87,7 @@ pub enum CheckpointError {
         /// What is wrong, and what to do.
         reason: String,
     },
-    /// A text file of absurd size.
-    #[error("{file}: has {found} bytes, at most {limit} are read; use the publisher's own file")]
-    TooLarge {
-        /// The file.
-        file: String,
-        /// Its size.
-        found: u64,
-        /// The limit.
-        limit: u64,
-    },
-    /// A file that cannot be mapped, or that changed.
+    /// A file that cannot be opened or mapped, is no JSON, or that changed.
     #[error(transparent)]
     File(#[from] crate::Error),
 }

@@ -7,6 +7,7 @@ use std::path::{Component, Path, PathBuf};
 use serde::Deserialize;
 
 use super::error::CheckpointError;
+use crate::plain;
 
 /// The largest index that is read.
 const INDEX_BYTES_MAX: u64 = 256 << 20;
@@ -39,7 +40,7 @@ pub(super) fn files_of(dir: &Path, wanted: &impl Fn(&str) -> bool) -> Result<Vec
     for entry in fs::read_dir(dir).map_err(CheckpointError::io(dir, "list"))? {
         let path = entry.map_err(CheckpointError::io(dir, "list"))?.path();
         let name = path.file_name().unwrap_or_default().to_string_lossy();
-        if name.starts_with('.') || path.is_dir() {
+        if name.starts_with('.') {
             continue;
         }
         if name.ends_with(".safetensors.index.json") {
@@ -67,10 +68,7 @@ pub(super) fn files_of(dir: &Path, wanted: &impl Fn(&str) -> bool) -> Result<Vec
 
 /// The files with wanted tensors, and all files the index knows.
 fn read(index: &Path, wanted: &impl Fn(&str) -> bool) -> Result<(Vec<Named>, Vec<PathBuf>), CheckpointError> {
-    let parsed: Index = serde_json::from_str(&text(index, INDEX_BYTES_MAX)?).map_err(|error| {
-        let reason = format!("it is no index of safetensors: {error}");
-        CheckpointError::BadIndex { file: index.display().to_string(), reason }
-    })?;
+    let (parsed, _): (Index, _) = plain::json(index, INDEX_BYTES_MAX, "index of safetensors")?;
     let dir = index.parent().unwrap_or(Path::new(""));
     let mut by_file: BTreeMap<&str, Vec<String>> = BTreeMap::new();
     for (tensor, file) in &parsed.weight_map {
@@ -89,13 +87,4 @@ fn read(index: &Path, wanted: &impl Fn(&str) -> bool) -> Result<(Vec<Named>, Vec
     let named = by_file.into_iter().filter(|(_, tensors)| !tensors.is_empty());
     let named = named.map(|(file, tensors)| Named { path: dir.join(file), tensors, index: Some(index.to_owned()) });
     Ok((named.collect(), known))
-}
-
-/// A text file of at most `limit` bytes.
-pub(super) fn text(path: &Path, limit: u64) -> Result<String, CheckpointError> {
-    let stat = fs::metadata(path).map_err(CheckpointError::io(path, "open"))?;
-    if stat.len() > limit {
-        return Err(CheckpointError::TooLarge { file: path.display().to_string(), found: stat.len(), limit });
-    }
-    fs::read_to_string(path).map_err(CheckpointError::io(path, "read"))
 }

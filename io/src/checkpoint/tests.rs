@@ -55,7 +55,9 @@ fn a_file_and_a_directory_hold_what_is_asked_for() {
         assert!(found.config().unwrap().is_none());
     }
     fs::write(dir.path().join("config.json"), "{}").unwrap();
-    assert_eq!(open(&file).unwrap().config().unwrap().unwrap().1, "{}");
+    assert_eq!(open(&file).unwrap().config().unwrap().unwrap().1, serde_json::json!({}));
+    fs::write(dir.path().join("config.json"), r#"{"hidden_size": 4, "hidden_size": 8}"#).unwrap();
+    assert!(open(&file).unwrap().config().unwrap_err().to_string().contains("stands twice"));
 }
 
 #[test]
@@ -92,7 +94,10 @@ fn an_index_says_what_to_open() {
     let error = refused(dir.path(), &["a.safetensors", "mtp.norm.weight", "index.json"]);
     assert!(matches!(error, CheckpointError::NotInFile { .. }));
     index("{}");
-    assert!(matches!(refused(dir.path(), &["no index"]), CheckpointError::BadIndex { .. }));
+    refused(dir.path(), &["index.json", "is no index"]);
+    index(r#"{"weight_map": {"mtp.fc.weight": "a.safetensors", "mtp.fc.weight": "b.safetensors"}}"#);
+    refused(dir.path(), &["index.json", "mtp.fc.weight", "stands twice"]);
+    index("{}");
     fs::write(at("other.safetensors.index.json"), "{}").unwrap();
     assert!(matches!(refused(dir.path(), &["several indexes"]), CheckpointError::Ambiguous { .. }));
     let empty = tempfile::tempdir().unwrap();
@@ -127,6 +132,15 @@ fn damaged_headers_are_refused() {
     for data in [4, 12] {
         raw(&format!(r#"{{"mtp.a":{}}}"#, entry("[2]", 0, 8)), None, data);
         refused(&file, &["do not end where the file ends"]);
+    }
+    for twice in [
+        two(entry("[2]", 0, 8), entry("[2]", 0, 8)).replace("mtp.b", "mtp.a"),
+        format!(r#"{{"mtp.a":{}}}"#, entry("[2]", 0, 8).replacen('{', r#"{"dtype":"F32","#, 1)),
+        format!(r#"{{"__metadata__":{{"format":"pt","format":"np"}},"mtp.a":{}}}"#, entry("[2]", 0, 8)),
+    ] {
+        raw(&twice, None, 8);
+        let text = refused(&file, &["head.safetensors"]).to_string();
+        assert!(text.contains("stands twice") || text.contains("duplicate field"), "{text}");
     }
     raw("no json", None, 0);
     refused(&file, &["download it again"]);

@@ -102,6 +102,28 @@ pub fn identity(manifest: &Manifest) -> Vec<Issue> {
     found.unless(is_digest(&source.sha256), "invalid_source_model_sha256", "source_model.sha256", || {
         digest(&source.sha256)
     });
+    let mut names = HashSet::new();
+    for (i, file) in source.files.iter().enumerate() {
+        let path = format!("source_model.files[{i}]");
+        found.unless(is_digest(&file.sha256), "invalid_source_model_sha256", &format!("{path}.sha256"), || {
+            digest(&file.sha256)
+        });
+        found.unless(names.insert(file.path.as_str()), "invalid_source_model_file", &format!("{path}.path"), || {
+            format!("{:?} stands twice", file.path)
+        });
+        found.unless(!file.path.trim().is_empty(), "invalid_source_model_file", &format!("{path}.path"), || {
+            "is empty".to_owned()
+        });
+    }
+    if let Some(primary) = &source.primary_file {
+        // Without a list nothing says which files there were.
+        let known = names.is_empty() || names.contains(primary.as_str());
+        let code = "invalid_source_model_primary_file";
+        found.unless(known && !primary.trim().is_empty(), code, "source_model.primary_file", || {
+            let names: Vec<&str> = source.files.iter().map(|file| file.path.as_str()).collect();
+            format!("is {primary:?}, expected one of source_model.files: {}", names.join(", "))
+        });
+    }
     let abi = manifest.skippy_abi_version.trim();
     found.unless(!abi.is_empty(), "missing_skippy_abi_version", "skippy_abi_version", || {
         "is absent or empty".to_owned()

@@ -79,7 +79,22 @@ pub struct SourceModel {
     /// All files.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub files: Vec<SourceFile>,
-    /// `repo`, `revision`, `primary_file`, `canonical_ref`, `distribution_id` and what else there is.
+    /// Which of them is the first.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub primary_file: Option<String>,
+    /// Where it was published.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub repo: Option<String>,
+    /// Revision there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub revision: Option<String>,
+    /// Another name of the same.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub canonical_ref: Option<String>,
+    /// Id of the publication.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub distribution_id: Option<String>,
+    /// What else there is.
     #[serde(flatten)]
     pub unread: Unread,
 }

@@ -4,10 +4,10 @@ use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
 
-use super::manifest::{Artifact, Role};
+use super::manifest::{Artifact, Manifest, Role};
 use super::{Issue, Package, check, home, is_split_key, tokenizer_keys};
 use crate::error::{Error, Result};
-use crate::gguf::{LayerCounts, Meta, TensorInfo};
+use crate::gguf::{LayerCounts, Meta, TensorInfo, keys};
 use crate::shards::{ModelFile, OpenOptions, Shard, open_file};
 
 /// One artifact, open.
@@ -34,7 +34,7 @@ pub fn open(dir: &Path, options: OpenOptions) -> Result<ModelFile> {
         let (parts, found) = artifacts(&package, options, &[]);
         issues = found;
         if issues.is_empty() {
-            issues = check_parts(&parts);
+            issues = check_parts(&package.manifest, &parts);
         }
         if issues.is_empty() {
             return join(package, parts);
@@ -94,11 +94,12 @@ fn counts(artifact: &Artifact, tensors: &[TensorInfo]) -> Option<Issue> {
     })
 }
 
-/// What open artifacts say of each other: no tensor twice, those of blocks in their block's artifact, one tokenizer, no
-/// remains of a split.
-pub fn check_parts(parts: &[Part]) -> Vec<Issue> {
+/// What open artifacts say of the manifest and of each other: as many blocks and as wide a row as stated, no tensor
+/// twice, those of blocks in their block's artifact, one tokenizer, no remains of a split.
+pub fn check_parts(manifest: &Manifest, parts: &[Part]) -> Vec<Issue> {
     let mut issues = Vec::new();
     let Some(first) = parts.iter().find(|part| part.role == Role::Metadata) else { return issues };
+    issues.extend(numbers(manifest, &first.shard.meta));
     let head = head_block(&first.shard.meta);
     let mut seen: HashMap<&str, &str> = HashMap::new();
     for part in parts {
@@ -121,6 +122,26 @@ pub fn check_parts(parts: &[Part]) -> Vec<Issue> {
             }
         }
         issues.extend(split(part, parts));
+    }
+    issues
+}
+
+/// The numbers that manifest and metadata both have. What cannot be read in the metadata is the loader's to tell.
+fn numbers(manifest: &Manifest, meta: &Meta) -> Vec<Issue> {
+    let mut issues = Vec::new();
+    let Ok(arch) = meta.architecture() else { return issues };
+    let number = |suffix: &str| meta.get_u64(&keys::arch(arch, suffix)).ok().flatten();
+    if let Some(blocks) = number(keys::BLOCK_COUNT).filter(|blocks| *blocks != u64::from(manifest.layer_count)) {
+        let message = format!("the model has {blocks} blocks, layer_count is {}", manifest.layer_count);
+        issues.push(Issue::new("layer_count_mismatch", "layer_count", message));
+    }
+    // A number below 1 is told as that.
+    let stated = manifest.activation_width.filter(|stated| *stated > 0);
+    if let (Some(stated), Some(width)) = (stated, number("embedding_length"))
+        && u64::try_from(stated) != Ok(width)
+    {
+        let message = format!("is {stated}, the model's hidden size is {width}");
+        issues.push(Issue::new("activation_width_mismatch", "activation_width", message));
     }
     issues
 }

@@ -146,7 +146,8 @@ impl Provenance {
         let file = |f: &FileEntry| f.sha256.is_none().then(|| f.path.clone());
         let files = self.sources.iter().flat_map(|s| &s.files).chain(self.steps.iter().flat_map(|s| &s.outputs));
         let origin = |o: &TensorOrigin| o.tensor_tree_sha256.is_none().then(|| format!("tensors {}", o.pattern));
-        let target = self.invariants.target_tensor_tree_sha256.is_none().then(|| "invariants".to_owned());
+        let target =
+            self.invariants.target_tensor_tree_sha256.is_none().then(|| "all tensors of the target".to_owned());
         files.filter_map(file).chain(self.tensor_origins.iter().filter_map(origin)).chain(target).collect()
     }
 }

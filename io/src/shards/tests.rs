@@ -1,3 +1,5 @@
+use std::fs::File;
+
 use super::*;
 use crate::FileWatch;
 use crate::gguf::write::Layout;
@@ -165,7 +167,7 @@ fn any_shard_or_the_directory_gives_the_whole_model() {
             assert_eq!(m.name(), paths[0].display().to_string());
             assert!(m.shards().iter().all(|s| s.mapped == mmap && s.modified.is_some()));
             assert_eq!(m.file_bytes(), paths.iter().map(|p| fs::metadata(p).unwrap().len()).sum::<u64>());
-            assert!(m.warnings().is_empty());
+            assert!(m.notes().is_empty());
             m.check_unchanged().unwrap();
         }
     }
@@ -243,8 +245,8 @@ fn stale_counts_of_later_shards_are_a_warning_and_refused_when_strict() {
     let paths = write_set(dir.path(), [(0, 3, 3), (1, 2, 2), (2, 3, 3)]);
     for path in &paths {
         let m = open(path).unwrap();
-        assert_eq!(m.warnings().len(), 2, "{:?}", m.warnings());
-        assert!(m.warnings()[0].contains("split.count = 2 is stale"), "{:?}", m.warnings());
+        assert_eq!(m.notes().len(), 2, "{:?}", m.notes());
+        assert!(m.notes()[0].contains("says split.count = 2, the first shard says "), "{:?}", m.notes());
         let strict = ModelFile::open(path, OpenOptions { mmap: true, strict: true });
         assert!(matches!(strict, Err(Error::Strict { .. })));
     }
@@ -329,7 +331,7 @@ fn paths_that_are_no_model_say_so() {
     let empty = dir.path().join("empty.gguf");
     fs::write(&empty, b"").unwrap();
     assert!(matches!(refused(&empty, "truncated"), Error::Truncated { present: 0, .. }));
-    assert!(matches!(refused(Path::new("/dev/null"), "not a regular file"), Error::NotAFile { .. }));
+    assert!(matches!(refused(Path::new("/dev/null"), "is a device, expected a regular file"), Error::NotAFile { .. }));
     // A raw piece of a cut file.
     let part = dir.path().join("model.gguf.part1of2");
     fs::write(&part, &file(&[], &["w"], 1)[..70]).unwrap();

@@ -16,13 +16,12 @@ use crate::forward::edit::{Edit, Tensor};
 const OF_VERIFY: [&str; 2] = ["source_tensor_mismatch", "provenance_target_mismatch"];
 
 /// What a file that opens may have wrong: preflight alone reads it whole or asks for stages, the loader refuses the rest.
-const SILENT: [&str; 9] = [
+const SILENT: [&str; 8] = [
     "artifact_sha256_mismatch",
     "too_many_stages",
     "mtp_block_unreachable",
-    "activation_width_mismatch",
+    "stage_split_out_of_range",
     "mtp_metadata_inconsistent",
-    "layer_count_mismatch",
     "invalid_model",
     "per_layer_array_length",
     "mtp_embedding_unavailable_on_final_stage",
@@ -145,6 +144,14 @@ fn rows() -> Vec<(&'static str, Spoil)> {
         ("activation_width_mismatch", json_of(|m| m["activation_width"] = 65.into())),
         ("empty_source_model_path", json_of(|m| m["source_model"]["path"] = "".into())),
         ("invalid_source_model_sha256", json_of(|m| m["source_model"]["sha256"] = "abc".into())),
+        (
+            "invalid_source_model_file",
+            json_of(|m| {
+                let again = m["source_model"]["files"][0].clone();
+                m["source_model"]["files"].as_array_mut().unwrap().push(again);
+            }),
+        ),
+        ("invalid_source_model_primary_file", json_of(|m| m["source_model"]["primary_file"] = "other.gguf".into())),
         ("missing_skippy_abi_version", json_of(|m| remove(m, "skippy_abi_version"))),
         ("empty_projector_kind", projector("")),
         ("unsupported_projector_kind", projector("ears")),
@@ -243,6 +250,7 @@ fn rows() -> Vec<(&'static str, Spoil)> {
         ("provenance_generation_mismatch", record_of(|p| p["generation_recipe"]["default"] = "mtp".into())),
         ("provenance_mtp_mismatch", record_of(|p| p["invariants"]["mtp_block_indices"] = json!([3]))),
         ("too_many_stages", Box::new(|_| {})),
+        ("stage_split_out_of_range", Box::new(|_| {})),
     ];
     rows.extend(menu_rows());
     rows
@@ -324,7 +332,8 @@ fn every_code_has_a_package_that_gets_it_and_no_other() {
         let packed = whole.copy("package");
         spoil(&packed);
         let stages = if code == "too_many_stages" { 5 } else { 2 };
-        let report = packed.preflight(stages, true);
+        let split = (code == "stage_split_out_of_range").then_some(4);
+        let report = packed.preflight_cut(stages, split, true);
         if codes(&report.issues) != [code] || report.valid || report.issue_count != 1 {
             wrong.push(format!("{code}: {:#?}", report.issues));
         }
@@ -341,6 +350,42 @@ fn every_code_has_a_package_that_gets_it_and_no_other() {
     let all: BTreeSet<&str> = CODES.iter().map(|(code, _)| *code).collect();
     let untested: Vec<_> = all.difference(&seen).filter(|code| !OF_VERIFY.contains(code)).collect();
     assert_eq!(untested, Vec::<&&str>::new());
+}
+
+/// What a manifest says of its source is read by nobody here, and must be what it is taken for all the same.
+#[test]
+fn fields_of_a_wrong_type_are_no_manifest() {
+    let packed = Packed::tiny();
+    let whole = packed.manifest();
+    let wrong: [(&str, Value); 9] = [
+        ("/activation_width", "64".into()),
+        ("/activation_width", 64.5.into()),
+        ("/source_model/primary_file", 3.into()),
+        ("/source_model/repo", json!(["a/b"])),
+        ("/source_model/revision", 7.into()),
+        ("/source_model/canonical_ref", false.into()),
+        ("/source_model/distribution_id", json!({})),
+        ("/source_model/files", json!({})),
+        ("/layers/0/tensor_bytes", (-1).into()),
+    ];
+    for (pointer, value) in wrong {
+        let mut manifest = whole.clone();
+        let (object, key) = pointer.rsplit_once('/').unwrap();
+        manifest.pointer_mut(object).unwrap()[key] = value;
+        packed.set_manifest(&manifest);
+        assert_eq!(codes(&packed.preflight(2, false).issues), ["invalid_manifest_json"], "{pointer}");
+        assert!(ModelFile::open(&packed.dir, OpenOptions::default()).is_err(), "{pointer}");
+    }
+    // A name that stands twice, wherever: of the two this reader and another might take different ones.
+    let text = serde_json::to_string(&whole).unwrap();
+    for (once, twice) in [
+        (r#""primary_file":"#, r#""primary_file":"other.gguf","primary_file":"#),
+        (r#""tensor_origins":"#, r#""tensor_origins":[],"tensor_origins":"#),
+    ] {
+        assert!(text.contains(once));
+        fs::write(packed.dir.join(MANIFEST), text.replacen(once, twice, 1)).unwrap();
+        assert_eq!(codes(&packed.preflight(2, false).issues), ["invalid_manifest_json"], "{twice}");
+    }
 }
 
 #[test]

@@ -289,9 +289,33 @@ fn a_config_of_another_model_is_refused() {
         let said = if key == "rope_parameters" { "rope_theta" } else { key };
         assert!(text.contains("config.json") && text.contains(&format!("{said} is ")), "{text}");
     }
+    // What is compared is of the right type; left out, or null, it says nothing.
+    let types = [
+        ("hidden_size", "64".into()),
+        ("num_hidden_layers", 4.5.into()),
+        ("num_attention_heads", (-4).into()),
+        ("vocab_size", "512".into()),
+        ("rms_norm_eps", "1e-6".into()),
+        ("rope_parameters", 10000.into()),
+        ("rope_parameters", serde_json::json!({"rope_theta": "10000"})),
+        ("mtp_num_hidden_layers", true.into()),
+        ("model_type", serde_json::json!(["qwen3_5"])),
+    ];
+    for (key, wrong) in types {
+        let mut config = right.clone();
+        config["text_config"][key] = wrong;
+        let text = with(&config).err().unwrap_or_else(|| panic!("{config}")).to_string();
+        assert!(text.contains("config.json") && text.contains(", expected "), "{text}");
+        config["text_config"][key] = serde_json::Value::Null;
+        with(&config).unwrap_or_else(|error| panic!("{error}"));
+    }
+    for wrong in [serde_json::json!([]), serde_json::json!({"text_config": 3})] {
+        let text = with(&wrong).err().unwrap().to_string();
+        assert!(text.contains("expected an object"), "{text}");
+    }
     fs::write(source.join("config.json"), "{").unwrap();
     let text = converted(dir.path(), case, &case.head).err().unwrap().to_string();
-    assert!(text.contains("config.json: is no JSON"), "{text}");
+    assert!(text.contains("config.json: is no config.json of a checkpoint"), "{text}");
 }
 
 /// As a program: exit codes, and one JSON object.

@@ -274,7 +274,7 @@ fn every_shard_can_be_written_again() {
     assert!(report.unread.is_empty());
     let strict = OpenOptions { strict: true, ..OpenOptions::default() };
     let set = ModelFile::open(place.out(), strict).unwrap();
-    assert!(set.warnings().is_empty());
+    assert!(set.notes().is_empty());
     loaded(&set);
     verified(&place.out());
     let linked = Place::new(&whole.target(), &whole.head());

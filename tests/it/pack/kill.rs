@@ -8,6 +8,7 @@ use std::time::Duration;
 use engine_bin::pack::verify_set::verify;
 use tempfile::TempDir;
 
+use super::checkpoints::{self, cases};
 use super::files::{Whole, write};
 use crate::serve::process::program;
 
@@ -21,6 +22,14 @@ struct Runs {
     dir: TempDir,
     target: PathBuf,
     head: PathBuf,
+}
+
+/// Names in a folder.
+fn names(dir: &Path) -> Vec<String> {
+    let mut names: Vec<String> =
+        fs::read_dir(dir).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort();
+    names
 }
 
 impl Runs {
@@ -90,4 +99,32 @@ fn fifty_kills_leave_no_half_set() {
     assert!(runs.start().wait().unwrap().success());
     let report = verify(&runs.out(), true).unwrap();
     assert!(report.faults.is_empty() && !runs.partial().exists(), "{:?}", report.faults);
+}
+
+/// A checkpoint is converted beside the output first, and what was converted goes too: with the run, or with the next one,
+/// whatever head that one has.
+#[test]
+fn a_killed_conversion_is_removed_by_the_next_run() {
+    let case = cases().swap_remove(0);
+    let dir = TempDir::new().unwrap();
+    let mut trunk = case.trunk.clone();
+    trunk.weights("ballast.weight", &[1 << 10, 1 << 10]);
+    let target = write(dir.path(), "t.gguf", &trunk);
+    let own = format!("blk.{}.", case.block);
+    let gguf = write(dir.path(), "h.gguf", &case.merged.clone().drop(|n| !n.starts_with(&own)));
+    let hf = dir.path().join("h.safetensors");
+    checkpoints::write(&hf, &case.head);
+    let mut runs = Runs { dir, target, head: hf.clone() };
+    let beside = runs.dir.path().join(".out.engine-pack-head");
+    let mut left = 0;
+    for head in [&hf, &gguf, &hf, &gguf, &hf, &gguf] {
+        runs.head = hf.clone();
+        runs.killed(|| beside.exists());
+        left += usize::from(beside.exists());
+        runs.head = head.clone();
+        assert!(runs.start().wait().unwrap().success());
+        assert_eq!(names(runs.dir.path()), ["h.gguf", "h.safetensors", "out", "t.gguf"]);
+        fs::remove_dir_all(runs.out()).unwrap();
+    }
+    assert!(left > 0, "no run was killed while it had a converted head");
 }

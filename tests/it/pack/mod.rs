@@ -8,6 +8,7 @@ mod doctor;
 mod fetch;
 mod files;
 mod graft;
+mod inputs;
 mod kill;
 mod large;
 mod layers;
@@ -19,7 +20,8 @@ mod stages;
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use engine_bin::pack::package::{self, PackageFlags};
 use engine_bin::pack::preflight::{self, PreflightFlags};
@@ -84,9 +86,14 @@ impl Packed {
 
     /// What preflight says.
     pub fn preflight(&self, stages: u32, verify_sha256: bool) -> preflight::Report {
+        self.preflight_cut(stages, None, verify_sha256)
+    }
+
+    /// The same for a cut that was asked for.
+    pub fn preflight_cut(&self, stages: u32, stage_split: Option<u32>, verify_sha256: bool) -> preflight::Report {
         let size = preflight::default_size();
         let package = self.dir.clone();
-        let flags = PreflightFlags { package, stages, stage_split: None, verify_sha256, size, json: true };
+        let flags = PreflightFlags { package, stages, stage_split, verify_sha256, size, json: true };
         preflight::preflight(&flags).unwrap()
     }
 
@@ -111,6 +118,24 @@ fn copy_tree(from: &Path, to: &Path) {
             false => drop(fs::copy(entry.path(), target).unwrap()),
         }
     }
+}
+
+/// Runs `engine-pack` to its end, or says that it hangs.
+pub fn ends(program_name: &str, flags: &[&str]) -> (Option<i32>, String) {
+    let mut command = Command::new(program(program_name));
+    let mut child = command.args(flags).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    // Long beyond what any of them takes, on however busy a machine.
+    for _ in 0..6000 {
+        if child.try_wait().unwrap().is_some() {
+            let output = child.wait_with_output().unwrap();
+            let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+            return (output.status.code(), text(&output.stdout) + &text(&output.stderr));
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    child.kill().unwrap();
+    child.wait().unwrap();
+    panic!("{program_name} {flags:?} hangs");
 }
 
 /// Codes of issues, in their order.

@@ -41,6 +41,42 @@ fn quantised(head: &Path, ty: TensorType, out: &Path) -> Report {
     run(&flags(head, ty, out)).unwrap_or_else(|error| panic!("{error}"))
 }
 
+/// Dimensions that contradict the numbers are the input's fault: told of it, by its name, before anything is written.
+#[test]
+fn a_head_that_contradicts_itself_is_refused_as_it_is() {
+    let dir = tempfile::tempdir().unwrap();
+    let (_, head) = head_file(dir.path(), 0);
+    let turned = |mut edit: Edit| {
+        edit.tensor("blk.4.ffn_down.weight").dims.reverse();
+        edit
+    };
+    let model = tiny::model("qwen35");
+    let heads = head.clone().set("qwen35.attention.head_count", Value::U32(8));
+    for (name, edit) in [("turned.gguf", turned(head)), ("heads.gguf", heads), ("model.gguf", turned(model))] {
+        let path = dir.path().join(name);
+        fs::write(&path, edit.bytes()).unwrap();
+        let error = run(&flags(&path, TensorType::Q8_0, &dir.path().join("out.gguf"))).unwrap_err();
+        let text = error.to_string();
+        assert!(error.code() == 3 && text.contains(name) && !text.contains("partial"), "{text}");
+        fs::remove_file(&path).unwrap();
+        let left: Vec<_> = fs::read_dir(dir.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
+        assert_eq!(left, ["head.gguf"]);
+    }
+}
+
+/// The artifacts of a package are no shards: what is written of them is no package any more.
+#[test]
+fn packages_are_no_files_to_be_written_again() {
+    let packed = super::Packed::tiny();
+    let out = packed.folder.path().join("out");
+    let error = run(&flags(&packed.dir, TensorType::Q8_0, &out)).unwrap_err();
+    assert!(error.code() == 3 && error.to_string().contains("is a layer package"), "{error}");
+    let head = packed.folder.path().join("head.gguf");
+    fs::write(&head, tiny::sidecar("qwen35").bytes()).unwrap();
+    let error = engine_bin::pack::graft::graft(&super::files::flags(&packed.dir, &head, &out)).unwrap_err();
+    assert!(error.code() == 3 && error.to_string().contains("is a layer package"), "{error}");
+}
+
 /// A head of some architecture as a file of its own.
 fn head_file(dir: &Path, case: usize) -> (PathBuf, Edit) {
     let case = cases().swap_remove(case);

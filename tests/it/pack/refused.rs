@@ -32,7 +32,7 @@ fn ints(v: &[i32]) -> Value {
 fn targets_that_are_none() {
     let whole = Whole::qwen35();
     let (target, head) = (whole.target(), whole.head());
-    refused(&whole.edit, &head, &["has a head already", "qwen35.nextn_predict_layers = 1"]);
+    refused(&whole.edit, &head, &["has a head already", "qwen35.nextn_predict_layers = 1", "--spec-draft-model HEAD"]);
     let mut stray = target.clone();
     stray.weights("blk.4.attn_norm.weight", &[64]);
     refused(&stray, &head, &["has a head already", "blk.4.attn_norm.weight behind 4 blocks"]);

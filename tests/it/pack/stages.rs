@@ -143,6 +143,7 @@ fn the_program_writes_a_stage_or_refuses() {
         let line = [&["materialize", package, "--out", other.to_str().unwrap()], flags].concat();
         let (code, _, text) = engine_pack(&line);
         assert!(code == Some(3) && text.contains("the trunk has 4 blocks"), "{text}");
+        assert_eq!(text.contains("--stage-split 4 is out of range"), flags.len() == 4, "{text}");
         assert!(!other.exists());
     }
 }
@@ -168,4 +169,115 @@ fn packages_and_processes_cut_at_one_border() {
             }
         }
     }
+}
+
+/// A stage is cut from bytes that are what the manifest says, or not at all: a damaged artifact is told with its digests.
+#[test]
+fn a_damaged_artifact_becomes_no_stage() {
+    let whole = Packed::tiny();
+    let artifacts = ["shared/metadata.gguf", "shared/embeddings.gguf", "shared/output.gguf", "layers/layer-00003.gguf"];
+    for path in artifacts {
+        let packed = whole.copy("package");
+        let file = packed.dir.join(path);
+        let mut bytes = std::fs::read(&file).unwrap();
+        // Padding or weights: the last byte is in the file either way. Of the one without tensors, a letter of a token.
+        let at = match path {
+            "shared/metadata.gguf" => bytes.windows(5).position(|w| w == b"[511]").unwrap() + 1,
+            _ => bytes.len() - 1,
+        };
+        bytes[at] ^= 1;
+        std::fs::write(&file, bytes).unwrap();
+        let out = packed.folder.path().join("stage");
+        let flags = MaterializeFlags {
+            package: packed.dir.clone(),
+            stage: StageOf { index: 1, count: 2 },
+            stage_split: None,
+            out: out.clone(),
+            json: true,
+        };
+        let error = materialize::materialize(&flags).map(|_| ()).expect_err(path);
+        let text = error.to_string();
+        assert!(text.contains("artifact_sha256_mismatch") && text.contains(path) && error.code() == 3, "{text}");
+        let left: Vec<_> = std::fs::read_dir(packed.folder.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
+        assert_eq!(left, ["package"], "{path}");
+    }
+    // What the stage does not need is not read.
+    let packed = whole.copy("package");
+    let file = packed.dir.join("layers/layer-00000.gguf");
+    let mut bytes = std::fs::read(&file).unwrap();
+    *bytes.last_mut().unwrap() ^= 1;
+    std::fs::write(&file, bytes).unwrap();
+    stage(&packed, 1, 2, None);
+}
+
+/// What a stage's file is, whether it would be served, and whether it is what its source gives.
+#[test]
+fn a_stage_is_told_and_compared() {
+    let packed = Packed::tiny();
+    let (_, last) = stage(&packed, 1, 2, Some(3));
+    let (_, first) = stage(&packed, 0, 2, Some(3));
+    let path = |m: &ModelFile| m.shards()[0].path.to_str().unwrap().to_owned();
+    let (last, first) = (path(&last), path(&first));
+    let words = [(&last, "1 of 2", "block 3 and the MTP block (blk.4)"), (&first, "0 of 2", "blocks 0 to 2")];
+    for (file, stage, blocks) in words {
+        let (code, text, _) = engine_pack(&["doctor", file]);
+        assert!(code == Some(0) && text.contains("one stage of a split model"), "{text}");
+        let serve = format!("engine-serve --stage {}", stage.replace(" of ", "/"));
+        assert!([stage, blocks, &serve].iter().all(|word| text.contains(word)), "{text}");
+        // Without a record there is nothing to compare with, and the way to compare is told.
+        let (code, text, _) = engine_pack(&["verify", file]);
+        assert!(
+            code == Some(3) && text.contains("nothing was compared") && text.contains("--source PACKAGE"),
+            "{text}"
+        );
+        assert!(text.contains(stage) && text.contains(blocks) && !text.contains("wrong:"), "{text}");
+        for source in [&packed.dir, &packed.model] {
+            let (code, text, error) = engine_pack(&["verify", file, "--source", source.to_str().unwrap()]);
+            assert!(code == Some(0) && text.contains("as in the source"), "{text}{error}");
+        }
+        let stage = ["--stage", if *stage == *"0 of 2" { "0/2" } else { "1/2" }];
+        let (code, text, error) = engine_pack(&[&["inspect", file], &stage[..]].concat());
+        assert!(code == Some(0) && text.contains(blocks), "{text}{error}");
+    }
+    // Of another model, with a tensor less, of other metadata.
+    let spoiled = |change: &dyn Fn(&mut Edit)| {
+        let mut edit = tiny::model("qwen35");
+        change(&mut edit);
+        let source = packed.folder.path().join("other.gguf");
+        std::fs::write(&source, edit.bytes()).unwrap();
+        let (code, text, error) = engine_pack(&["verify", &last, "--source", source.to_str().unwrap()]);
+        assert!(code == Some(3) && text.contains("not as in the source"), "{text}{error}");
+        text
+    };
+    assert!(spoiled(&|e| e.tensor("blk.3.attn_q.weight").data[5] ^= 1).contains("bytes of tensor blk.3.attn_q.weight"));
+    assert!(spoiled(&|e| e.weights("blk.3.extra.weight", &[64])).contains("tensor blk.3.extra.weight is missing"));
+    let fewer = spoiled(&|e| e.tensors.retain(|t| t.name != "blk.3.attn_q.weight"));
+    assert!(fewer.contains("tensor blk.3.attn_q.weight is none of this stage"), "{fewer}");
+    assert!(spoiled(&|e| e.meta.set("general.name", engine_io::gguf::Value::str("x"))).contains("key general.name"));
+    // What is no stage has no source.
+    let model = packed.model.to_str().unwrap();
+    let (code, _, error) = engine_pack(&["verify", model, "--source", model]);
+    assert!(code == Some(3) && error.contains("neither a layer package nor the file of a stage"), "{error}");
+    // Nor is a head compared with anything.
+    let head = packed.folder.path().join("head.gguf");
+    std::fs::write(&head, tiny::sidecar("qwen35").bytes()).unwrap();
+    let (code, text, _) = engine_pack(&["verify", head.to_str().unwrap()]);
+    assert!(code == Some(3) && text.contains("an MTP head alone") && text.contains("doctor MODEL --head"), "{text}");
+}
+
+/// The one way to say how many blocks there are: those of the trunk, and the MTP block apart.
+#[test]
+fn the_mtp_block_is_counted_apart() {
+    let packed = Packed::tiny();
+    let dir = packed.dir.to_str().unwrap();
+    let (model, again) = (packed.model.to_str().unwrap(), packed.folder.path().join("again"));
+    let (_, text, _) = engine_pack(&["package", "--model", model, "--out", again.to_str().unwrap()]);
+    assert!(text.contains("4 blocks and 1 MTP block (blk.4)"), "{text}");
+    let (_, text, _) = engine_pack(&["preflight", dir, "--stages", "2", "--stage-split", "2"]);
+    assert!(text.contains("4 blocks and 1 MTP block (blk.4)"), "{text}");
+    assert!(text.contains("blocks 0 to 1;") && text.contains("blocks 2 to 3 and the MTP block (blk.4);"), "{text}");
+    let out = packed.folder.path().join("s");
+    let line = ["materialize", dir, "--stage", "1/2", "--stage-split", "2", "--out", out.to_str().unwrap()];
+    let (_, text, _) = engine_pack(&line);
+    assert!(text.contains("blocks 2 to 3 and the MTP block (blk.4)"), "{text}");
 }

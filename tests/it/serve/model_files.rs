@@ -94,6 +94,9 @@ fn sidecars_that_do_not_fit_are_refused_at_the_start() {
         fs::write(&cut, &bytes[..bytes.len() - 200]).unwrap();
         refused(&["--model", target, "-md", cut.to_str().unwrap()], &["cut.gguf: truncated", "blk.4."]);
         refused(&["--model", target, "-md", "no/such.gguf"], &["no/such.gguf: cannot open"]);
+        // Without any block: both ways to one are told.
+        let ways = ["--spec-strategy mtp needs an MTP block", "engine-pack graft", "--spec-draft-model"];
+        refused(&["--model", target, "--spec-strategy", "mtp"], &ways);
     }
 }
 

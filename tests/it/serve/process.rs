@@ -332,7 +332,9 @@ fn exit_codes() {
     for usage in [&["--nonsense"][..], &["--window-min", "9", "--window-max", "8"], &["--spec-strategy", "fast"]] {
         assert_eq!(run(usage).0, Some(2), "{usage:?}");
     }
-    for (file, rule) in [("no/such/keys", "No such file"), ("/dev/null", "a pipe or device"), ("/", "a folder")] {
+    for (file, rule) in
+        [("no/such/keys", "No such file"), ("/dev/null", "it is a device; give a plain file"), ("/", "a folder")]
+    {
         let (code, _, error) = run(&["--api-key-file", file]);
         assert!(code == Some(3) && error.contains(file) && error.contains(rule), "{error}");
     }

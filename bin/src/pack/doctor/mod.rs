@@ -10,16 +10,18 @@ use clap::Args;
 use engine::model::config::{Ffn, Mixer};
 use engine::model::load::{LoadOptions, Planned};
 use engine::model::preflight::Preflight;
+use engine::model::stage::{self, StageChoice};
 use engine::model::{Config, ModelError, MtpStatus, graft, schema};
 use engine_io::compat::engines::ENGINES;
 use engine_io::compat::{self, Dialect};
 use engine_io::digest::Sha256;
 use engine_io::gguf::{Meta, Value, keys};
 use engine_io::provenance::{FILE_NAME, Provenance};
-use engine_io::{ModelFile, OpenOptions};
+use engine_io::{ModelFile, OpenOptions, plain};
 use serde::Serialize;
 
 use super::error;
+use super::share::StageShare;
 use crate::report::chain;
 
 pub use shards::{Placement, placements};
@@ -52,6 +54,8 @@ pub enum Container {
     HeadOnly,
     /// An MTP block that borrows its target's.
     SharedHead,
+    /// One stage of a split model.
+    Stage,
     /// Nothing that could be told.
     Unknown,
 }
@@ -71,6 +75,8 @@ pub struct Report {
     pub container: Container,
     /// Names of its head.
     pub dialect: Option<&'static str>,
+    /// The stage of a split model that it is.
+    pub stage: Option<StageShare>,
     /// `general.architecture`.
     pub architecture: Option<String>,
     /// The loader's list of tensors.
@@ -89,6 +95,8 @@ pub struct Report {
     pub proposals: Vec<String>,
     /// What is odd.
     pub warnings: Vec<String>,
+    /// What may look odd, and is as it should be.
+    pub notes: Vec<String>,
     /// Where its files are.
     pub shards: Vec<Placement>,
     /// The record beside it.
@@ -172,6 +180,7 @@ pub fn doctor(flags: &DoctorFlags) -> Report {
         faults: Vec::new(),
         container: Container::Unknown,
         dialect: None,
+        stage: None,
         architecture: None,
         schema: None,
         hyperparameters: Vec::new(),
@@ -181,6 +190,7 @@ pub fn doctor(flags: &DoctorFlags) -> Report {
         unknown: Vec::new(),
         proposals: Vec::new(),
         warnings: Vec::new(),
+        notes: Vec::new(),
         shards: placements(&flags.model),
         provenance: None,
         engines: Vec::new(),
@@ -206,7 +216,7 @@ pub fn code(report: &Report) -> u8 {
 
 fn examine(file: &ModelFile, report: &mut Report) {
     report.shards = file.shards().iter().map(|s| shards::placement(&s.path)).collect();
-    report.warnings.extend(file.warnings().iter().cloned());
+    report.notes.extend(file.notes().iter().cloned());
     report.architecture = file.meta().architecture().ok().map(str::to_owned);
     let config = match Config::read(file.meta()) {
         Ok(config) => config,
@@ -220,10 +230,20 @@ fn examine(file: &ModelFile, report: &mut Report) {
     report.hyperparameters = facts(&config);
     report.arrays = arrays(file.meta(), &config);
     report.warnings.extend(warnings(file, &config));
-    let dialect = graft::dialect_of(file, &config);
     report.provenance = record(file, &config);
 
-    let options = LoadOptions::default();
+    let held = match stage::held(file) {
+        Ok(held) => held,
+        Err(error) => {
+            report.mtp = "no: the metadata are refused".into();
+            report.faults.push(chain(&error));
+            return;
+        }
+    };
+    // The file of a stage is asked whether it would be loaded as that stage.
+    let choice = held.as_ref().map(|held| StageChoice { index: held.index, count: held.count, split: None });
+    let options = LoadOptions { stage: choice, ..LoadOptions::default() };
+    let dialect = if held.is_none() { graft::dialect_of(file, &config) } else { Ok(None) };
     let planned = match Planned::new(file, None, options) {
         Err(ModelError::Sidecar { .. }) => {
             let has = |name: &str| file.tensor(name).is_some();
@@ -258,6 +278,10 @@ fn examine(file: &ModelFile, report: &mut Report) {
                 };
             }
         }
+    }
+    if let Some(held) = held {
+        report.container = Container::Stage;
+        report.stage = Some(StageShare::of(&held, &config));
     }
     match dialect {
         Err(reason) => report.warnings.push(format!("its head: {reason}")),
@@ -363,7 +387,7 @@ fn warnings(file: &ModelFile, config: &Config) -> Vec<String> {
 
 fn record(file: &ModelFile, config: &Config) -> Option<Record> {
     let path = file.shards()[0].path.with_file_name(FILE_NAME);
-    if !path.exists() {
+    if !plain::is_there(&path) {
         return None;
     }
     let at = path.display().to_string();
@@ -415,9 +439,13 @@ pub fn text(report: &Report) -> String {
         Container::TrunkOnly => "a model without an MTP block that can be used",
         Container::HeadOnly => "an MTP block with a table of its own",
         Container::SharedHead => "an MTP block that borrows its target's table",
+        Container::Stage => "one stage of a split model",
         Container::Unknown => "nothing that could be told",
     };
     line("holds", holds.into());
+    if let Some(stage) = &report.stage {
+        line("stage", format!("{stage}; serve it with engine-serve --stage {}/{}", stage.index, stage.count));
+    }
     for (name, value) in [("architecture", report.architecture.as_deref()), ("head's names", report.dialect)] {
         if let Some(value) = value {
             line(name, value.into());
@@ -441,6 +469,7 @@ pub fn text(report: &Report) -> String {
         ("unread", &report.unknown),
         ("proposal", &report.proposals),
         ("warning", &report.warnings),
+        ("note", &report.notes),
     ] {
         list.iter().for_each(|value| line(name, value.clone()));
     }

@@ -16,7 +16,6 @@ use engine::model::graft::{self, GraftPlan};
 use engine_io::compat::Dialect;
 use engine_io::{ModelFile, OpenOptions};
 use serde::Serialize;
-use tempfile::TempDir;
 
 use super::convert_head;
 use super::error::PackError;
@@ -168,6 +167,7 @@ pub struct Key {
 pub fn graft(flags: &GraftFlags) -> Result<Report, PackError> {
     let options = OpenOptions::default();
     let target = ModelFile::open(&flags.target, options)?;
+    super::refuse_package(&target)?;
     output::vacant(&flags.out)?;
     let Head { file: head, converted, .. } = &Head::open(flags, &target)?;
     let plan =
@@ -177,7 +177,7 @@ pub fn graft(flags: &GraftFlags) -> Result<Report, PackError> {
     let written = set.bytes_written(flags.link);
     let mut report = report(flags, &plan, &set, written);
     report.warnings.extend(plan.warnings.iter().cloned());
-    report.warnings.extend(target.warnings().iter().chain(head.warnings()).cloned());
+    report.warnings.extend(target.notes().iter().chain(head.notes()).cloned());
     report.warnings.append(&mut notices);
     if flags.dry_run {
         return Ok(report);
@@ -246,7 +246,7 @@ struct Head {
     /// How it was made of a checkpoint.
     converted: Option<convert_head::Report>,
     /// Where that file is, until this is dropped.
-    _place: Option<TempDir>,
+    _place: Option<Output>,
 }
 
 impl Head {
@@ -255,9 +255,7 @@ impl Head {
         if !is_checkpoint(&flags.head) {
             return Ok(Self { file: open_head(&flags.head)?, converted: None, _place: None });
         }
-        let beside = output::parent(&flags.out);
-        let place = tempfile::Builder::new().prefix(".engine-pack-head-").tempdir_in(beside);
-        let place = place.map_err(PackError::output(beside, "create a temporary directory in"))?;
+        let place = Output::scratch(&flags.out)?;
         let path = place.path().join("mtp-head.gguf");
         let converted = convert_head::convert(&flags.head, target, &path, flags.json)?;
         let file = ModelFile::open(&path, OpenOptions::default())?;

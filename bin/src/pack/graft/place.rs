@@ -6,6 +6,7 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 
 use clap::ValueEnum;
+use engine_io::plain;
 use rustix::io::Errno;
 use serde::Serialize;
 
@@ -103,7 +104,7 @@ fn hard(source: &Path, to: &Path) -> Result<(), PackError> {
 
 /// A clone, or nothing.
 fn clone(source: &Path, to: &Path) -> io::Result<()> {
-    let from = File::open(source)?;
+    let (from, _) = plain::open(source).map_err(io::Error::other)?;
     let file = File::create_new(to)?;
     rustix::fs::ioctl_ficlone(&file, &from).map_err(|error| {
         // The empty file is ours, made two lines above.
@@ -114,7 +115,7 @@ fn clone(source: &Path, to: &Path) -> io::Result<()> {
 
 fn copy(source: &Path, to: &Path, mut step: impl FnMut(u64)) -> Result<(), PackError> {
     let failed = |action| PackError::output(to, action);
-    let mut from = File::open(source).map_err(PackError::output(source, "open"))?;
+    let (mut from, _) = plain::open(source)?;
     let mut file = File::create_new(to).map_err(failed("create"))?;
     loop {
         // Parts, so that progress can be told; within one the system may copy on its own.
@@ -142,8 +143,7 @@ fn placed(source: &Path, to: &Path, link: Link) -> Result<(), PackError> {
         return wrong(format!("is another file than {}, expected a hard link", source.display()));
     }
     let mut magic = [0; 4];
-    let read = File::open(to).and_then(|mut f| f.read_exact(&mut magic));
-    read.map_err(PackError::output(to, "read"))?;
+    plain::open(to)?.0.read_exact(&mut magic).map_err(PackError::output(to, "read"))?;
     if magic != *b"GGUF" {
         return wrong(format!("starts with \"{}\", expected \"GGUF\"", magic.escape_ascii()));
     }

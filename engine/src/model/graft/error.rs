@@ -20,7 +20,10 @@ pub enum Reason {
         arch: &'static str,
     },
     /// The target has a head already.
-    #[error("{target}: has a head already ({found}); give the model as it was published without one")]
+    #[error(
+        "{target}: has a head already ({found}), and a graft does not take one away; give the model as it was published without \
+         one, or let another head draft for this one as it is: engine-serve --model MODEL --spec-draft-model HEAD"
+    )]
     TargetHasHead {
         /// Path of the target.
         target: String,
