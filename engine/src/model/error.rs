@@ -96,6 +96,20 @@ pub enum ModelError {
         /// Architecture of the file.
         arch: &'static str,
     },
+    /// An array over the blocks that cannot get an entry for one more.
+    #[error("{file}: {key} has {found} entries for {trunk} blocks and none can be added: {why}; convert it again")]
+    NoEntry {
+        /// Path of the file.
+        file: String,
+        /// The key.
+        key: String,
+        /// Its length.
+        found: usize,
+        /// Blocks of the trunk.
+        trunk: usize,
+        /// Why.
+        why: &'static str,
+    },
     /// Tensors that are multiplied onto the products of others.
     #[error("{file}: {count} tensors (such as {example}) scale other tensors, which is not computed; use another file")]
     Scales {

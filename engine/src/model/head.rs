@@ -1,11 +1,12 @@
 //! The MTP head that a model would have: its tensors, and the metadata of a file with that head alone.
 
 use engine_io::compat::source::{Geometry, Wanted};
-use engine_io::gguf::{Array, Meta, Value, keys};
+use engine_io::gguf::{Meta, Value, keys};
 use engine_io::{ModelFile, TensorType};
 
 use super::config::{Config, Mixer};
 use super::error::ModelError;
+use super::graft::keys::edits;
 use super::schema::schema;
 
 /// What a head of some model is.
@@ -25,7 +26,7 @@ impl HeadSpec {
     /// Of a model, whether it has a head already or not.
     ///
     /// # Errors
-    /// Metadata that cannot be read; an architecture without MTP block; a model of several.
+    /// Metadata that cannot be read or made longer by a block; an architecture without MTP block; a model of several.
     pub fn of(model: &ModelFile) -> Result<Self, ModelError> {
         let target = Config::read(model.meta())?;
         let arch = target.arch.name();
@@ -40,7 +41,7 @@ impl HeadSpec {
                 supported: String::from("models of at most 1"),
             });
         }
-        let meta = with_head(model.meta(), arch, target.trunk);
+        let meta = with_head(model.meta(), &target)?;
         let config = Config::read(&meta)?;
         let mut asked = config.clone();
         if let Some(own) = &mut asked.qwen4exp {
@@ -111,61 +112,21 @@ fn file_type(ty: TensorType) -> u32 {
     }
 }
 
-/// Metadata of a model with one NextN block behind its `trunk` blocks, told apart from the model by its name.
-///
-/// Arrays with an entry for each trunk block get one more: no recurrence, dense attention, else the last entry that is
-/// not 0, which is that of the last block of the head's kind.
-fn with_head(model: &Meta, arch: &str, trunk: usize) -> Meta {
-    let mut meta = Meta::new(model.file());
-    for (key, value) in model.iter() {
-        let gone = key.starts_with("split.")
+/// Metadata of a model with one NextN block behind its trunk, told apart from the model by its name.
+fn with_head(model: &Meta, config: &Config) -> Result<Meta, ModelError> {
+    let gone = |key: &str| {
+        key.starts_with("split.")
             || key.starts_with("quantize.")
-            || ["general.size_label", "general.file_type", "general.quantization_version"].contains(&key);
-        if gone {
-            continue;
-        }
-        let mut value = value.clone();
-        // Lists of other things than blocks, which may be as many.
-        let own = key.strip_prefix(arch).and_then(|rest| rest.strip_prefix('.'));
-        if let (Some(key), Value::Array(array)) = (own, &mut value)
-            && !key.starts_with("ple.")
-            && !key.starts_with("rope.")
-            && array.len() == trunk
-        {
-            append(array, key);
-        }
-        meta.set(key, value);
-    }
-    meta.set(&keys::arch(arch, keys::BLOCK_COUNT), Value::U32(trunk as u32 + 1));
-    meta.set(&keys::arch(arch, keys::NEXTN_PREDICT_LAYERS), Value::U32(1));
+            || ["general.size_label", "general.file_type", "general.quantization_version"].contains(&key)
+    };
+    let mut meta = Meta::new(model.file());
+    model.iter().filter(|(key, _)| !gone(key)).for_each(|(key, value)| meta.set(key, value.clone()));
+    let edits = edits(model, None, config).map_err(|mut wrong| wrong.swap_remove(0))?;
+    edits.into_iter().for_each(|edit| meta.set(&edit.key, edit.to));
     if let Ok(Some(name)) = model.get_str(keys::NAME)
         && !name.ends_with(" MTP head")
     {
         meta.set(keys::NAME, Value::str(&format!("{name} MTP head")));
     }
-    meta
-}
-
-fn append(array: &mut Array, key: &str) {
-    let zero = ["attention.recurrent_layers", "attention.compress_ratios"].contains(&key);
-    macro_rules! number {
-        ($v:expr, $none:expr) => {{
-            let last = $v.iter().rev().find(|&&x| x != $none && !zero).copied();
-            $v.push(last.unwrap_or($none));
-        }};
-    }
-    match array {
-        Array::U8(v) => number!(v, 0),
-        Array::I8(v) => number!(v, 0),
-        Array::U16(v) => number!(v, 0),
-        Array::I16(v) => number!(v, 0),
-        Array::U32(v) => number!(v, 0),
-        Array::I32(v) => number!(v, 0),
-        Array::U64(v) => number!(v, 0),
-        Array::I64(v) => number!(v, 0),
-        Array::F32(v) => number!(v, 0.0),
-        Array::F64(v) => number!(v, 0.0),
-        Array::Bool(v) => v.push(!zero && v.last().copied().unwrap_or(false)),
-        Array::Str(_) | Array::Array(_) => {}
-    }
+    Ok(meta)
 }

@@ -6,12 +6,15 @@ use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 
+use engine::model::graft::plan;
+use engine::model::head::HeadSpec;
 use engine::model::load::LoadOptions;
 use engine::model::{Model, MtpStatus};
 use engine_bin::pack::graft::{DialectFlag, Link, ShardAction};
 use engine_bin::pack::verify_set::verify;
+use engine_io::compat::Dialect;
 use engine_io::digest::Sha256;
-use engine_io::gguf::{Array, Value};
+use engine_io::gguf::{Array, Meta, Value};
 use engine_io::provenance::Provenance;
 use engine_io::{ModelFile, OpenOptions};
 use engine_tests::fixtures::fixture;
@@ -229,6 +232,38 @@ fn every_list_over_the_blocks_grows() {
     place.graft(|_| {}).unwrap();
     let set = open(&place.out());
     assert_eq!(set.meta().get("qwen4exp.attention.compress_ratios"), Some(&ints(&[0, 0, 0, 4, 0])));
+}
+
+/// The file of a head made for a model says of the blocks what the model says once it has the head: lists are made longer
+/// by one rule.
+#[test]
+fn a_head_made_for_a_model_has_the_models_lists() {
+    let ints = |v: &[i32]| Value::Array(Array::I32(v.to_vec()));
+    for whole in Whole::all() {
+        let unheard = ints(&(0..whole.trunk as i32).collect::<Vec<_>>());
+        let target = whole.target().set(&whole.key("unheard_of"), unheard).file();
+        let spec = HeadSpec::of(&target).unwrap();
+        let plain = whole.head().unset(&whole.key("attention.compress_ratios")).file();
+        let grafted = plan(&target, &plain, Dialect::Canonical).unwrap().apply(target.meta());
+        let prefix = whole.key("");
+        let own = |meta: &Meta| -> Vec<(String, Value)> {
+            meta.iter().filter(|(k, _)| k.starts_with(&prefix)).map(|(k, v)| (k.to_owned(), v.clone())).collect()
+        };
+        assert_eq!(own(&spec.meta), own(&grafted), "{}", whole.arch);
+        // A model that has its head already says all of it.
+        let again = HeadSpec::of(&whole.edit.file()).unwrap();
+        assert_eq!(own(&again.meta), own(&whole.edit.meta), "{}", whole.arch);
+    }
+    // A list of lists has an entry for each block, and nobody can tell the next.
+    let lists = Value::Array(Array::Array(vec![Array::U8(vec![1]); 4]));
+    let target = Whole::qwen35().target().set("qwen35.unheard_of", lists).file();
+    for text in [
+        HeadSpec::of(&target).unwrap_err().to_string(),
+        plan(&target, &Whole::qwen35().head().file(), Dialect::Canonical).unwrap_err().to_string(),
+    ] {
+        let part = "qwen35.unheard_of has 4 entries for 4 blocks and none can be added: its entries are lists";
+        assert!(text.contains(part), "{text}");
+    }
 }
 
 /// The first shard keeps every byte that is not of a key that changes; types of counts stay.

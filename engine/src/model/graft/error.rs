@@ -153,20 +153,6 @@ pub enum Reason {
         /// Path of the target.
         target: String,
     },
-    /// An array that cannot be made longer.
-    #[error("{target}: {key} has {found} entries for {trunk} blocks and none can be added: {why}")]
-    Array {
-        /// Path of the target.
-        target: String,
-        /// The key.
-        key: String,
-        /// Its length.
-        found: usize,
-        /// Blocks of the target.
-        trunk: usize,
-        /// Why.
-        why: String,
-    },
     /// A dialect that a whole model cannot have.
     #[error("--dialect {dialect}: {why}; leave it out, or give C")]
     Dialect {
@@ -183,7 +169,7 @@ pub enum Reason {
         /// The loader's words; they may speak of the target.
         source: Box<ModelError>,
     },
-    /// The target or the head cannot be read at all.
+    /// The target or the head cannot be read at all, or not be made longer by a block.
     #[error(transparent)]
     Unreadable(#[from] ModelError),
 }

@@ -1,9 +1,10 @@
-//! Metadata: what a head's keys must share with the target's, and what changes when a block is put behind a trunk.
+//! Metadata: what a head's keys must share with the target's, and what changes when a block is put behind a trunk, by a
+//! graft or in the file of a head made for it.
 
-use engine_io::gguf::{Meta, Value, keys};
+use engine_io::gguf::{Array, Meta, Value, keys};
 
-use super::error::Reason;
 use crate::model::config::{Config, Mixer};
+use crate::model::error::ModelError;
 
 /// A key that is changed or added.
 #[derive(Clone, PartialEq, Debug)]
@@ -41,11 +42,12 @@ pub fn differences<'a>(target: &'a Meta, head: &'a Meta, arch: &str) -> Vec<(&'a
     pairs.filter(|(_, here, there)| comparable(here, there) && !here.agrees(there)).collect()
 }
 
-/// What changes in the target's metadata, split keys aside.
+/// What changes in the target's metadata, split keys aside, with a block behind its trunk; `head` is the metadata that
+/// the block comes with, if any. A target that has its block already keeps what it says of it.
 ///
 /// # Errors
-/// [`Reason::Array`].
-pub fn edits(target: &Meta, head: &Meta, config: &Config) -> Result<Vec<KeyEdit>, Vec<Reason>> {
+/// [`ModelError::NoEntry`], for every array that cannot be made longer.
+pub fn edits(target: &Meta, head: Option<&Meta>, config: &Config) -> Result<Vec<KeyEdit>, Vec<ModelError>> {
     let arch = config.arch.name();
     let trunk = config.trunk;
     let mut out = Vec::new();
@@ -55,11 +57,14 @@ pub fn edits(target: &Meta, head: &Meta, config: &Config) -> Result<Vec<KeyEdit>
         let to = match value {
             Value::Array(array) if array.len() == trunk && is_per_block(name) => {
                 let mut longer = array.clone();
-                let added = appended(name, value, head.get(key), config);
-                if !added.is_some_and(|value| longer.push(&value)) {
-                    let why = "the head's value is of another type".to_owned();
-                    let (target, found) = (target.file().to_owned(), array.len());
-                    wrong.push(Reason::Array { target, key: key.to_owned(), found, trunk, why });
+                let added = appended(name, array, head.and_then(|head| head.get(key)), config);
+                if !added.as_ref().is_some_and(|value| longer.push(value)) {
+                    let why = match added {
+                        Some(_) => "the head's value is of another type",
+                        None => "its entries are lists",
+                    };
+                    let (file, key, found) = (target.file().to_owned(), key.to_owned(), array.len());
+                    wrong.push(ModelError::NoEntry { file, key, found, trunk, why });
                     continue;
                 }
                 Value::Array(longer)
@@ -79,8 +84,7 @@ pub fn edits(target: &Meta, head: &Meta, config: &Config) -> Result<Vec<KeyEdit>
 
 /// What an array over the trunk's blocks says of the new one: what the head's file says of it, else what holds for its
 /// kind of block.
-fn appended(name: &str, array: &Value, head: Option<&Value>, config: &Config) -> Option<Value> {
-    let Value::Array(array) = array else { return None };
+fn appended(name: &str, array: &Array, head: Option<&Value>, config: &Config) -> Option<Value> {
     // The block is attention, whatever the head's file says of it.
     if name == "attention.recurrent_layers" {
         return Some(Value::Bool(false));
@@ -101,7 +105,7 @@ fn appended(name: &str, array: &Value, head: Option<&Value>, config: &Config) ->
     let is_zero = |value: &Value| value.as_int() == Some(0);
     let entry = |i: usize| array.element(i).filter(|value| !is_zero(value));
     let attention = config.blocks[..config.trunk].iter().rposition(|b| b.mixer == Mixer::Attention).and_then(entry);
-    attention.or_else(|| (0..array.len()).rev().find_map(entry)).or_else(|| array.element(array.len() - 1))
+    attention.or_else(|| (0..array.len()).rev().find_map(entry)).or_else(|| array.element(array.len().checked_sub(1)?))
 }
 
 /// A number in the type of another.

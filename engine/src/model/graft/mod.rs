@@ -6,7 +6,7 @@
 //! loads.
 
 mod error;
-mod keys;
+pub(super) mod keys;
 
 use std::collections::HashSet;
 
@@ -146,8 +146,8 @@ pub fn plan(target: &ModelFile, head: &ModelFile, names: Dialect) -> Result<Graf
     let consumed: usize = tensors.iter().map(|t| t.from.names().len()).sum();
     assert_eq!(head.tensors().len(), consumed + dropped.len() + of_donor, "every tensor of {path} is accounted for");
     reasons.extend(check_planned(target, head, &config, &of_head, &tensors, reasons.is_empty()));
-    let edits = keys::edits(target.meta(), head.meta(), &config).unwrap_or_else(|more| {
-        reasons.extend(more);
+    let edits = keys::edits(target.meta(), Some(head.meta()), &config).unwrap_or_else(|more| {
+        reasons.extend(more.into_iter().map(Reason::Unreadable));
         Vec::new()
     });
     if let Err(reason) = spell(&mut tensors, names, target) {
