@@ -41,7 +41,7 @@ pub fn chain(error: &dyn Error) -> String {
     let mut source = error.source();
     while let Some(error) = source {
         let cause = error.to_string();
-        if !text.ends_with(&cause) {
+        if !text.contains(&cause) {
             text.push_str(&format!("\n  because {cause}"));
         }
         source = error.source();

@@ -4,7 +4,7 @@
 //! LM head are the model's. Values keep the type of the checkpoint; norms, routers, gates and biases become F32.
 
 use std::fmt::Write as _;
-use std::io::{self, Write as _};
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
@@ -126,14 +126,14 @@ pub fn convert(source: &Path, target: &ModelFile, out: &Path, quiet: bool) -> Re
     let bytes = layout.file_bytes();
     let output = Output::file(out, bytes)?;
     let progress = Progress::bytes("converting", bytes, quiet);
-    let failed = |error| write_failed(out, error);
-    let mut writer = layout.start(output.writer("")?).map_err(failed)?;
+    let failed = PackError::writing(out);
+    let mut writer = layout.start(output.writer("")?).map_err(&failed)?;
     for t in &plan.tensors {
         let size = writer.expects().map_or(0, |t| t.bytes);
-        writer.tensor(t.reader(&from)).map_err(failed)?;
+        writer.tensor(t.reader(&from)).map_err(&failed)?;
         progress.add(size);
     }
-    writer.finish().map_err(failed)?.flush().map_err(PackError::output(out, "write"))?;
+    writer.finish().map_err(&failed)?.flush().map_err(PackError::output(out, "write"))?;
     drop(progress);
     from.check_unchanged()?;
     // What was written is opened as the draft model that it shall be.
@@ -144,22 +144,11 @@ pub fn convert(source: &Path, target: &ModelFile, out: &Path, quiet: bool) -> Re
     Ok(report(&from, target, out, bytes, &spec, &plan, config))
 }
 
-/// What went wrong on the way from a source to the output `out`; values that cannot be stored are the source's fault.
-pub(super) fn write_failed(out: &Path, error: engine_io::Error) -> PackError {
-    match error {
-        engine_io::Error::Io { source, .. } if source.kind() == io::ErrorKind::InvalidData => {
-            PackError::Refused(source.to_string())
-        }
-        engine_io::Error::Io { action, source, .. } => PackError::output(out, action)(source),
-        other => other.into(),
-    }
-}
-
 /// Whether the head loads beside its model.
 pub(super) fn check_sidecar(target: &ModelFile, head: &ModelFile) -> Result<(), PackError> {
     let planned = Planned::new(target, Some(head), LoadOptions::default());
     let failed = |error| PackError::Unverified(format!("the head does not load beside its model: {error}"));
-    planned.map(drop).map_err(failed)
+    planned.map(drop).map_err(&failed)
 }
 
 /// Every tensor of the checkpoint's head is used or left out; the plan says so of all it was given.

@@ -1,6 +1,6 @@
 //! Why a verb of `engine-pack` ends without its result, and the exit code that says so.
 
-use std::io;
+use std::io::{self, ErrorKind};
 use std::path::Path;
 
 use engine::limits::LimitsError;
@@ -63,7 +63,7 @@ pub enum PackError {
         free: u64,
     },
     /// The system refused an operation on the output.
-    #[error("{path}: cannot {action}: {source}")]
+    #[error("{path}: cannot {action}: {source}{}", remedy(source))]
     Output {
         /// File or directory.
         path: String,
@@ -92,6 +92,18 @@ impl PackError {
         move |source| Self::Output { path: path.display().to_string(), action, source }
     }
 
+    /// What went wrong between a source and the output `path`, for `map_err`. Values that cannot be stored are the
+    /// source's fault.
+    pub fn writing(path: &Path) -> impl Fn(engine_io::Error) -> Self {
+        |error| match error {
+            engine_io::Error::Io { source, .. } if source.kind() == ErrorKind::InvalidData => {
+                Self::Refused(source.to_string())
+            }
+            engine_io::Error::Io { source, .. } => Self::output(path, "write")(source),
+            other => other.into(),
+        }
+    }
+
     /// The exit code.
     pub fn code(&self) -> u8 {
         match self {
@@ -99,6 +111,47 @@ impl PackError {
             Self::Refused(_) | Self::Input(_) | Self::Model(_) | Self::Provenance(_) | Self::Exists { .. } => REFUSED,
             Self::Hub(error) => error.code(),
             Self::Busy { .. } | Self::Space { .. } | Self::Output { .. } | Self::Unverified(_) => FAILED,
+        }
+    }
+}
+
+/// What to do about what the system said of an output.
+fn remedy(said: &io::Error) -> &'static str {
+    match said.kind() {
+        ErrorKind::StorageFull | ErrorKind::QuotaExceeded => "; free some space, or give an --out on another disk",
+        ErrorKind::ReadOnlyFilesystem => "; give an --out on a file system that can be written to",
+        ErrorKind::PermissionDenied => "; change the permissions, or give an --out elsewhere",
+        ErrorKind::FileTooLarge => "; raise the limit of a file's size, or give an --out on another file system",
+        // Of a rename: there is nothing else that these are said of.
+        ErrorKind::CrossesDevices | ErrorKind::Unsupported => "; give an --out on a local disk",
+        _ => "",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::io::Errno;
+
+    use super::*;
+
+    /// What no test can bring about on every machine.
+    #[test]
+    fn what_the_system_says_of_an_output_comes_with_what_to_do() {
+        for (errno, action, part) in [
+            (Errno::ROFS, "create", "on a file system that can be written to"),
+            (Errno::ACCESS, "create", "change the permissions"),
+            (Errno::NOSPC, "write", "free some space"),
+            (Errno::DQUOT, "write", "free some space"),
+            (Errno::FBIG, "write", "raise the limit"),
+            (Errno::XDEV, "rename the finished output to", "on a local disk"),
+            (Errno::OPNOTSUPP, "rename the finished output to", "on a local disk"),
+        ] {
+            let error = PackError::output(Path::new("/a/out"), action)(errno.into());
+            let text = error.to_string();
+            assert!(text.starts_with(&format!("/a/out: cannot {action}: ")) && text.contains(part), "{text}");
+            assert_eq!(error.code(), FAILED);
+            // Said once, whoever prints it.
+            assert_eq!(crate::report::chain(&error), text);
         }
     }
 }

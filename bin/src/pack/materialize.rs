@@ -135,17 +135,18 @@ pub fn materialize(flags: &MaterializeFlags) -> Result<Report, PackError> {
     let output = Output::directory(&flags.out, total)?;
     let name = format!("stage-{index}-of-{count}.gguf");
     let done = Progress::bytes("writing", total, flags.json);
-    let mut writer = layout.start(Tee::new(output.writer(&name)?))?;
+    let path = output.path().join(&name);
+    let failed = PackError::writing(&path);
+    let mut writer = layout.start(Tee::new(output.writer(&name)?)).map_err(&failed)?;
     let mut checked = vec![false; model.shards().len()];
     // Its keys are in the file, whether a tensor of it is or not.
     check_artifact(&model, 0, &mut checked)?;
     for t in &wanted {
         // Just before its bytes are copied, so that a large artifact is still at hand.
         check_artifact(&model, t.shard as usize, &mut checked)?;
-        writer.tensor(Digested::new(model.reader(t), &done))?;
+        writer.tensor(Digested::new(model.reader(t), &done)).map_err(&failed)?;
     }
-    let (file, sha256, bytes) = writer.finish()?.finish();
-    let path = output.path().join(&name);
+    let (file, sha256, bytes) = writer.finish().map_err(&failed)?.finish();
     file.into_inner().map(drop).map_err(|e| PackError::output(&path, "write")(e.into_error()))?;
     model.check_unchanged()?;
     let written = ModelFile::open(output.path(), OpenOptions::default())

@@ -306,16 +306,17 @@ fn write(
     let (mut artifacts, mut cut) = (BTreeMap::new(), Cut::default());
     for (role, (layout, tensors)) in layouts {
         let path = path_of(role);
-        let mut writer = layout.start(Tee::new(output.writer(&path)?))?;
+        let place = output.path().join(&path);
+        let failed = PackError::writing(&place);
+        let mut writer = layout.start(Tee::new(output.writer(&path)?)).map_err(&failed)?;
         let mut tensor_bytes = 0;
         for t in &tensors {
             let mut reader = Digested::new(subject.file.reader(t), done);
-            writer.tensor(&mut reader)?;
+            writer.tensor(&mut reader).map_err(&failed)?;
             cut.push(t, reader.digest());
             tensor_bytes += t.bytes;
         }
-        let (file, sha256, artifact_bytes) = writer.finish()?.finish();
-        let place = output.path().join(&path);
+        let (file, sha256, artifact_bytes) = writer.finish().map_err(&failed)?.finish();
         file.into_inner().map(drop).map_err(|e| PackError::output(&place, "write")(e.into_error()))?;
         let tensor_count = tensors.len() as u64;
         let sha256 = sha256.to_string();

@@ -2,7 +2,6 @@
 //! other tensor keeps its bytes, and files without a tensor of the head are linked, not copied.
 
 use std::fmt::Write as _;
-use std::fs;
 use std::io::{self, Read, Write as _};
 use std::path::{Path, PathBuf};
 
@@ -20,8 +19,8 @@ use engine_io::shards::Shard;
 use engine_io::{ModelFile, OpenOptions, TensorType};
 use serde::Serialize;
 
-use super::convert_head::write_failed;
 use super::error::PackError;
+use super::graft;
 use super::output::Output;
 use super::progress::Progress;
 
@@ -117,15 +116,15 @@ pub fn run(flags: &QuantizeHeadFlags) -> Result<Report, PackError> {
     let progress = Progress::bytes("quantising", bytes, flags.json);
     let mut losses = vec![Loss::default(); fates.len()];
     let mut linked = Vec::new();
-    let failed = |error| write_failed(&flags.out, error);
+    let failed = PackError::writing(&flags.out);
     for (i, (shard, layout)) in model.shards().iter().zip(layouts).enumerate() {
         let name = shard.path.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let Some(layout) = layout else {
-            link(&shard.real_path, &output.path().join(&name))?;
+            graft::hard_link(&shard.real_path, &output.path().join(&name), "an --out where files may be linked")?;
             linked.push(name);
             continue;
         };
-        let mut writer = layout.start(output.writer(&name)?).map_err(failed)?;
+        let mut writer = layout.start(output.writer(&name)?).map_err(&failed)?;
         for (t, (fate, loss)) in model.tensors().iter().zip(fates.iter().zip(&mut losses)) {
             if t.shard as usize != i {
                 continue;
@@ -133,14 +132,14 @@ pub fn run(flags: &QuantizeHeadFlags) -> Result<Report, PackError> {
             match fate {
                 Some(Fate::To(to, _)) => {
                     let mut rows = Rows::new(model.reader(t), model.name(), t, *to);
-                    writer.tensor(made(|ready| rows.refill(ready))).map_err(failed)?;
+                    writer.tensor(made(|ready| rows.refill(ready))).map_err(&failed)?;
                     *loss = rows.loss;
                 }
-                _ => writer.tensor(model.reader(t)).map_err(failed)?,
+                _ => writer.tensor(model.reader(t)).map_err(&failed)?,
             }
             progress.add(t.bytes);
         }
-        writer.finish().map_err(failed)?.flush().map_err(PackError::output(&flags.out, "write"))?;
+        writer.finish().map_err(&failed)?.flush().map_err(PackError::output(&flags.out, "write"))?;
     }
     drop(progress);
     model.check_unchanged()?;
@@ -242,16 +241,6 @@ fn type_after(t: &TensorInfo, fate: &Option<Fate>) -> TensorType {
         Some(Fate::To(ty, _)) => *ty,
         _ => t.ty,
     }
-}
-
-fn link(from: &Path, to: &Path) -> Result<(), PackError> {
-    fs::hard_link(from, to).map_err(|source| {
-        PackError::Refused(format!(
-            "{}: cannot be linked as {}: {source}; give an --out on the same file system, where files may be linked",
-            from.display(),
-            to.display()
-        ))
-    })
 }
 
 /// Opens what was written and compares it: names and dimensions of all tensors, bytes of those that are not to change.

@@ -23,7 +23,7 @@ use super::output::{self, Output};
 use super::progress::Progress;
 use crate::memory::human;
 
-pub use place::Link;
+pub use place::{Link, hard as hard_link};
 pub use write::{Shard, ShardAction};
 
 /// Flags of the verb.

@@ -43,7 +43,7 @@ pub fn check(sources: &[&Path], dir: &Path, link: Link) -> Result<Vec<String>, P
             continue;
         }
         match link {
-            Link::Auto | Link::Hard => return Err(crosses(source, dir)),
+            Link::Auto | Link::Hard => return Err(crosses(source, dir, OTHERS)),
             Link::Copy => {
                 notices.push(format!("{} is on another file system: all its bytes are copied", source.display()))
             }
@@ -53,9 +53,9 @@ pub fn check(sources: &[&Path], dir: &Path, link: Link) -> Result<Vec<String>, P
     Ok(notices)
 }
 
-fn crosses(source: &Path, dir: &Path) -> PackError {
+fn crosses(source: &Path, dir: &Path, others: &str) -> PackError {
     PackError::Refused(format!(
-        "{}: is on another file system than {}, and a link cannot cross; give an --out on the same one, {OTHERS}",
+        "{}: is on another file system than {}, and a link cannot cross; give an --out on the same one, {others}",
         source.display(),
         dir.display()
     ))
@@ -69,9 +69,9 @@ pub fn place(source: &Path, to: &Path, link: Link, step: impl FnMut(u64)) -> Res
     let used = match link {
         Link::Auto => match clone(source, to) {
             Ok(()) => Link::Reflink,
-            Err(_) => hard(source, to).map(|()| Link::Hard)?,
+            Err(_) => hard(source, to, OTHERS).map(|()| Link::Hard)?,
         },
-        Link::Hard => hard(source, to).map(|()| Link::Hard)?,
+        Link::Hard => hard(source, to, OTHERS).map(|()| Link::Hard)?,
         Link::Reflink => clone(source, to).map(|()| Link::Reflink).map_err(|error| {
             let (source, why) = (source.display(), error);
             PackError::Refused(format!("{source}: cannot be cloned ({why}); give --link hard, {OTHERS}"))
@@ -85,21 +85,29 @@ pub fn place(source: &Path, to: &Path, link: Link, step: impl FnMut(u64)) -> Res
     Ok(used)
 }
 
-fn hard(source: &Path, to: &Path) -> Result<(), PackError> {
-    let Err(error) = fs::hard_link(source, to) else { return Ok(()) };
+/// A hard link; `others` is what else could be asked for.
+///
+/// # Errors
+/// [`PackError`].
+pub fn hard(source: &Path, to: &Path, others: &str) -> Result<(), PackError> {
+    fs::hard_link(source, to).map_err(|error| no_link(error, source, to, others))
+}
+
+/// Why there is no hard link, and what to do.
+fn no_link(error: io::Error, source: &Path, to: &Path, others: &str) -> PackError {
     let name = source.display();
-    Err(match Errno::from_io_error(&error) {
-        Some(Errno::XDEV) => crosses(source, to.parent().unwrap_or(to)),
+    match Errno::from_io_error(&error) {
+        Some(Errno::XDEV) => crosses(source, to.parent().unwrap_or(to), others),
         Some(Errno::PERM | Errno::ACCESS) => PackError::Refused(format!(
             "{name}: the system does not permit a hard link to it (it may be another user's, or the file system has \
-             none); give {OTHERS}"
+             none); give {others}"
         )),
         Some(Errno::MLINK) => {
-            PackError::Refused(format!("{name}: has as many hard links as its file system allows; give {OTHERS}"))
+            PackError::Refused(format!("{name}: has as many hard links as its file system allows; give {others}"))
         }
-        Some(Errno::ROFS) => PackError::Refused(format!("{name}: its file system is read-only; give {OTHERS}")),
+        Some(Errno::ROFS) => PackError::Refused(format!("{name}: its file system is read-only; give {others}")),
         _ => PackError::output(to, "make the hard link")(error),
-    })
+    }
 }
 
 /// A clone, or nothing.
@@ -148,4 +156,60 @@ fn placed(source: &Path, to: &Path, link: Link) -> Result<(), PackError> {
         return wrong(format!("starts with \"{}\", expected \"GGUF\"", magic.escape_ascii()));
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What no test can bring about on every machine: each refusal of the system has words of its own.
+    #[test]
+    fn a_refused_link_says_why_and_what_else_there_is() {
+        for (errno, code, part) in [
+            (Errno::XDEV, 3, "/a/model.gguf: is on another file system than /b, and a link cannot cross"),
+            (Errno::PERM, 3, "/a/model.gguf: the system does not permit a hard link to it"),
+            (Errno::ACCESS, 3, "/a/model.gguf: the system does not permit a hard link to it"),
+            (Errno::MLINK, 3, "/a/model.gguf: has as many hard links as its file system allows"),
+            (Errno::ROFS, 3, "/a/model.gguf: its file system is read-only"),
+            (Errno::NOSPC, 1, "/b/out.gguf: cannot make the hard link"),
+        ] {
+            let error = no_link(errno.into(), Path::new("/a/model.gguf"), Path::new("/b/out.gguf"), OTHERS);
+            let text = error.to_string();
+            assert!(text.contains(part), "`{text}` does not say `{part}`");
+            assert_eq!(error.code(), code, "{text}");
+            assert_eq!(text.contains("--link copy"), code == 3, "{text}");
+        }
+    }
+
+    /// What lies there afterwards is looked at, whatever the system said.
+    #[test]
+    fn what_was_placed_is_the_source() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = |name: &str| dir.path().join(name);
+        fs::write(path("source"), b"GGUF and more").unwrap();
+        fs::write(path("copy"), b"GGUF and more").unwrap();
+        fs::write(path("short"), b"GGUF").unwrap();
+        fs::write(path("other"), b"FUGG and more").unwrap();
+        std::os::unix::fs::symlink("source", path("link")).unwrap();
+        fs::hard_link(path("source"), path("hard")).unwrap();
+        fs::create_dir(path("folder")).unwrap();
+        let look = |name: &str, link| placed(&path("source"), &path(name), link).map_err(|error| error.to_string());
+        for (name, link) in
+            [("hard", Link::Hard), ("copy", Link::Copy), ("copy", Link::Reflink), ("link", Link::Symlink)]
+        {
+            assert_eq!(look(name, link), Ok(()), "{name}");
+        }
+        for (name, link, part) in [
+            ("short", Link::Copy, "has 4 bytes, expected 13"),
+            ("other", Link::Copy, "starts with \"FUGG\", expected \"GGUF\""),
+            ("copy", Link::Hard, "expected a hard link"),
+            ("link", Link::Hard, "is no regular file"),
+            ("copy", Link::Symlink, "is no regular file"),
+            ("folder", Link::Copy, "is no regular file"),
+            ("nothing", Link::Copy, "cannot examine"),
+        ] {
+            let error = look(name, link).unwrap_err();
+            assert!(error.contains(part) && error.contains(name), "`{error}` does not say `{part}`");
+        }
+    }
 }

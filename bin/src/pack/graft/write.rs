@@ -206,18 +206,19 @@ impl<'a> Set<'a> {
         let mut files = Vec::with_capacity(shards.len());
         for (no, (shard, layout)) in self.target.shards().iter().zip(&self.layouts).enumerate() {
             let name = &shards[no].name;
+            let path = output.path().join(name);
+            let failed = PackError::writing(&path);
             let file = match layout {
                 Some(layout) => {
-                    let mut to = layout.clone().start(Tee::new(output.writer(name)?))?;
+                    let mut to = layout.clone().start(Tee::new(output.writer(name)?)).map_err(&failed)?;
                     for t in of_shard(self.target, no) {
-                        to.tensor(self.target.reader(t))?;
+                        to.tensor(self.target.reader(t)).map_err(&failed)?;
                         progress.add(t.bytes);
                     }
-                    Some(closed(to.finish()?, &output.path().join(name))?)
+                    Some(closed(to.finish().map_err(&failed)?, &path)?)
                 }
                 None => {
-                    let to = output.path().join(name);
-                    let used = place::place(&shard.real_path, &to, link, |n| progress.add(n))?;
+                    let used = place::place(&shard.real_path, &path, link, |n| progress.add(n))?;
                     shards[no].action = ShardAction::of(used);
                     None
                 }
@@ -225,15 +226,17 @@ impl<'a> Set<'a> {
             files.push(file);
         }
         let name = &shards[shards.len() - 1].name;
-        let mut to = self.last.clone().start(Tee::new(output.writer(name)?))?;
+        let path = output.path().join(name);
+        let failed = PackError::writing(&path);
+        let mut to = self.last.clone().start(Tee::new(output.writer(name)?)).map_err(&failed)?;
         let mut read = Vec::with_capacity(self.plan.tensors.len());
         for t in &self.plan.tensors {
             let mut source = Digested { from: source(self.head, &t.from), tee: Tee::new(io::sink()) };
-            to.tensor(&mut source)?;
+            to.tensor(&mut source).map_err(&failed)?;
             read.push(source.tee.finish().1);
             progress.add(t.info.bytes);
         }
-        files.push(Some(closed(to.finish()?, &output.path().join(name))?));
+        files.push(Some(closed(to.finish().map_err(&failed)?, &path)?));
         Ok(Done { shards, files, read })
     }
 }
