@@ -1,6 +1,7 @@
 //! Verbs of `engine-pack`: what a model file is and needs, and other files made from it. A module a verb.
 //!
-//! [`output`] writes what is made, [`error`] says why nothing was, [`progress`] how far a run is.
+//! [`output`] writes what is made, [`error`] says why nothing was, [`progress`] how far a run is; [`smoke`] runs what was
+//! made.
 
 mod checkpoint_config;
 pub mod convert_head;
@@ -19,6 +20,7 @@ pub mod quantize_head;
 pub mod recipe;
 pub mod record;
 pub mod share;
+pub mod smoke;
 pub mod verify;
 pub mod verify_package;
 pub mod verify_set;

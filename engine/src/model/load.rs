@@ -71,6 +71,11 @@ impl Weights {
         &self.vectors[id.index()]
     }
 
+    /// All vectors, in order of their ids.
+    pub fn vectors(&self) -> impl Iterator<Item = &[f32]> {
+        self.vectors.iter().map(Vec::as_slice)
+    }
+
     /// All stacks, in order of their ids.
     pub fn stacks(&self) -> impl Iterator<Item = &[Matrix]> {
         self.start.windows(2).map(|w| &self.matrices[w[0]..w[1]])

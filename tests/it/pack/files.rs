@@ -147,6 +147,7 @@ pub fn flags(target: &Path, head: &Path, out: &Path) -> GraftFlags {
         dialect: DialectFlag::C,
         dry_run: false,
         verify: false,
+        smoke: false,
         rewrite_all: false,
         json: true,
     }

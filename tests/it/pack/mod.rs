@@ -17,6 +17,7 @@ mod paths;
 mod quantize;
 mod refused;
 mod serving;
+mod smoke;
 mod stages;
 
 use std::fs;

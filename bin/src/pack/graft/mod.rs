@@ -21,6 +21,7 @@ use super::convert_head;
 use super::error::PackError;
 use super::output::{self, Output};
 use super::progress::Progress;
+use super::smoke::{self, Smoke};
 use crate::memory::human;
 
 pub use place::{Link, hard as hard_link};
@@ -51,6 +52,9 @@ pub struct GraftFlags {
     /// Read and hash the linked shards too.
     #[arg(long)]
     pub verify: bool,
+    /// Load the result and run a few tokens, with drafts and without, before it gets its name.
+    #[arg(long, conflicts_with = "dry_run")]
+    pub smoke: bool,
     /// Write every shard again, with the new counts in its metadata: for readers that check them.
     #[arg(long)]
     pub rewrite_all: bool,
@@ -122,6 +126,9 @@ pub struct Report {
     pub unread: Vec<String>,
     /// What was odd but no reason to refuse.
     pub warnings: Vec<String>,
+    /// When it was run, if it was asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub smoke: Option<Smoke>,
 }
 
 /// A tensor of the new block.
@@ -195,6 +202,16 @@ pub fn graft(flags: &GraftFlags) -> Result<Report, PackError> {
     let sources = check::Sources { target: &target, head, plan: &plan };
     let digests = check::compare(&written, &sources, &done, flags.verify, &progress)?;
     drop(progress);
+    if flags.smoke {
+        let found = smoke::smoke(&written)?;
+        if !found.faults.is_empty() {
+            return Err(PackError::Refused(format!(
+                "what came out is no good, nothing was left: {}",
+                found.faults.join("\n")
+            )));
+        }
+        report.smoke = Some(found);
+    }
     for moved in &mut report.tensors {
         moved.sha256 = digests.tensors.get(&moved.name).map(ToString::to_string);
     }
@@ -290,6 +307,7 @@ fn report(flags: &GraftFlags, plan: &GraftPlan, set: &write::Set<'_>, bytes_writ
         bytes_written,
         unread: Vec::new(),
         warnings: Vec::new(),
+        smoke: None,
     }
 }
 
@@ -326,6 +344,7 @@ pub fn text(report: &Report) -> String {
     out.push(format!("{} written", human(report.bytes_written as usize)));
     out.extend(report.unread.iter().map(|f| format!("not read, being the source's own bytes: {f}")));
     out.extend(report.warnings.iter().map(|w| format!("note: {w}")));
+    out.extend(report.smoke.iter().map(|smoke| smoke.text().trim_end().to_owned()));
     if !report.dry_run {
         out.push(format!("serve it with: engine-serve --model {}", report.file));
     }
