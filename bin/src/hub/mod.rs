@@ -105,11 +105,7 @@ pub fn resolve(
     tell: Tell<'_>,
 ) -> Result<Fetched, HubError> {
     let repo = Repo::new(settings, reference);
-    let cached = cached(&repo, reference, wanted, tell);
-    if settings.offline {
-        return cached.map(|c| c.fetched).map_err(|why| offline(reference, &repo, why));
-    }
-    match cached {
+    match cached(&repo, reference, wanted, tell) {
         Ok(cached) if cached.certain => Ok(cached.fetched),
         Ok(cached) => {
             // The same commit, so that asking does not make the model newer behind the back of who serves it.

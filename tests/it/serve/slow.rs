@@ -244,7 +244,7 @@ fn requests_that_wait_to_be_read_are_bounded() {
         }
     }
     let mut late = Client::connect(fake.address());
-    for (question, status) in [(request.clone(), 429), (get("/health"), 429), (get("/livez"), 200)] {
+    for (question, status) in [(request.clone(), 429), (get("/readyz"), 429), (get("/livez"), 200)] {
         late.send(&question);
         let answer = late.answer();
         assert_eq!(answer.status, status, "{}", answer.text());

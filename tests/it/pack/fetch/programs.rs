@@ -107,7 +107,10 @@ fn a_server_serves_what_it_fetched() {
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
         command
     };
-    // Offline before it is there: refused, with what is missing.
+    // Offline before it is there: refused, with what is missing; first by a program that ends in any case.
+    let mut inspect = command("engine-pack", &hub, &asker.settings.cache);
+    inspect.args(["inspect", "hf:o/m:Q8_0"]).env("HF_HUB_OFFLINE", "1");
+    assert_eq!(inspect.output().unwrap().status.code(), Some(3));
     let output = serve(&["hf:o/m:Q8_0"], "1").output().unwrap();
     let error = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(output.status.code() == Some(3) && error.contains("no revision main of o/m"), "{error}");
