@@ -190,7 +190,7 @@ fn checkpoints_bring_a_sequence_back() {
 
 /// A step that does not continue where its sequence stands is a bug of its writer.
 #[test]
-#[should_panic(expected = "rows continue the KV cache")]
+#[should_panic(expected = "and the sequence has 20 positions")]
 fn a_gap_asserts() {
     let model = load("llama-tiny/llama-tiny-Q4_1.gguf").expect("the fixture is committed");
     let single = grown(pair(&model), 0, &ids(20, 1));
