@@ -11,6 +11,7 @@
 //! - [`text`] is the way between characters and token ids: vocabularies, pre-tokenizers, BPE, chat templates.
 //! - [`plain`] opens whatever file somebody names, and refuses pipes and devices in its place; [`json`] reads documents in
 //!   which no key stands twice.
+//! - [`trace`] reads and writes recorded sessions, our own and those of other tools.
 //! - [`mmap`] is the one place with `unsafe`: read-only mappings, and the answer to a file that shrinks under one.
 //! - [`watch::FileWatch`] tells whether mapped files are still what they were.
 //! - [`error::Error`] is what all of them answer to bad input: file, key or tensor, found, expected, what to do.
@@ -31,6 +32,7 @@ pub mod plain;
 pub mod provenance;
 pub mod shards;
 pub mod text;
+pub mod trace;
 pub mod watch;
 
 pub use error::{Error, Result};
