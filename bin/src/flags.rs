@@ -43,6 +43,19 @@ pub enum StrategyFlag {
     MtpSuffix,
 }
 
+impl StrategyFlag {
+    /// The strategy; `None`: the model decides.
+    pub fn strategy(self) -> Option<Strategy> {
+        match self {
+            Self::Auto => None,
+            Self::Off => Some(Strategy::Off),
+            Self::Mtp => Some(Strategy::Mtp),
+            Self::NgramSuffix => Some(Strategy::NgramSuffix),
+            Self::MtpSuffix => Some(Strategy::MtpSuffix),
+        }
+    }
+}
+
 /// Spellings of the window policy.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 pub enum PolicyFlag {
@@ -110,6 +123,52 @@ pub struct SizeFlags {
     /// What engines differ in.
     #[command(flatten)]
     pub conventions: ConventionFlags,
+}
+
+/// Flags that say how proposers draft, and how much of it is verified at once.
+#[derive(Clone, Copy, Debug, Args)]
+pub struct DraftFlags {
+    /// Drafts of the MTP block per step [default: the package's, else 3]
+    #[arg(long, value_name = "N", value_parser = within(0, MTP_TOKENS_MAX))]
+    pub mtp_tokens: Option<usize>,
+    /// Shortest suffix match that drafts [default: the package's, else 3]
+    #[arg(long, value_name = "N", value_parser = within(SUFFIX_MIN_DEFAULT, SUFFIX_MAX_DEFAULT))]
+    pub suffix_min: Option<usize>,
+    /// Longest suffix match that is looked for [default: the package's, else 64]
+    #[arg(long, value_name = "N", value_parser = within(SUFFIX_MIN_DEFAULT, SUFFIX_MAX_DEFAULT))]
+    pub suffix_max: Option<usize>,
+    /// Longest suffix draft [default: the package's, else 48; at most the window]
+    #[arg(long, value_name = "N", value_parser = within(0, WINDOW_MAX))]
+    pub suffix_tokens: Option<usize>,
+    /// Who decides how many drafts are verified at once [default: the package's, else adaptive]
+    #[arg(long, value_enum)]
+    pub window_policy: Option<PolicyFlag>,
+    /// Drafts of a fixed window, first width of an adaptive one [default: the package's, else 16; within min and max]
+    #[arg(long, value_name = "N", value_parser = within(0, WINDOW_MAX))]
+    pub window_initial: Option<usize>,
+    /// Least width of an adaptive window while speculation is on [default: the package's, else 1; at most max]
+    #[arg(long, value_name = "N", value_parser = within(0, WINDOW_MAX))]
+    pub window_min: Option<usize>,
+}
+
+impl DraftFlags {
+    /// What they say, beside the largest window, which is a flag of its own.
+    pub fn given(&self, window_max: Option<usize>) -> Given {
+        let byte = |flag: Option<usize>| flag.map(|n| n as u8);
+        Given {
+            mtp_tokens: byte(self.mtp_tokens),
+            suffix_min: byte(self.suffix_min),
+            suffix_max: byte(self.suffix_max),
+            suffix_tokens: byte(self.suffix_tokens),
+            policy: self.window_policy.map(|policy| match policy {
+                PolicyFlag::Fixed => WindowPolicy::Fixed,
+                PolicyFlag::Adaptive => WindowPolicy::Adaptive,
+            }),
+            window_initial: byte(self.window_initial),
+            window_min: byte(self.window_min),
+            window_max: byte(window_max),
+        }
+    }
 }
 
 /// Which part of a model a program is for.
@@ -211,30 +270,12 @@ pub struct LowArgs {
     /// Who drafts where a request does not say.
     #[arg(long, value_enum, default_value = "auto")]
     pub spec_strategy: StrategyFlag,
-    /// Drafts of the MTP block per step [default: the package's, else 3]
-    #[arg(long, value_name = "N", value_parser = within(0, MTP_TOKENS_MAX))]
-    pub mtp_tokens: Option<usize>,
     /// Draft with the MTP block even if the check at start finds that it does not fit the model.
     #[arg(long)]
     pub mtp_force: bool,
-    /// Shortest suffix match that drafts [default: the package's, else 3]
-    #[arg(long, value_name = "N", value_parser = within(SUFFIX_MIN_DEFAULT, SUFFIX_MAX_DEFAULT))]
-    pub suffix_min: Option<usize>,
-    /// Longest suffix match that is looked for [default: the package's, else 64]
-    #[arg(long, value_name = "N", value_parser = within(SUFFIX_MIN_DEFAULT, SUFFIX_MAX_DEFAULT))]
-    pub suffix_max: Option<usize>,
-    /// Longest suffix draft [default: the package's, else 48; at most the window]
-    #[arg(long, value_name = "N", value_parser = within(0, WINDOW_MAX))]
-    pub suffix_tokens: Option<usize>,
-    /// Who decides how many drafts are verified at once [default: the package's, else adaptive]
-    #[arg(long, value_enum)]
-    pub window_policy: Option<PolicyFlag>,
-    /// Drafts of a fixed window, first width of an adaptive one [default: the package's, else 16; within min and max]
-    #[arg(long, value_name = "N", value_parser = within(0, WINDOW_MAX))]
-    pub window_initial: Option<usize>,
-    /// Least width of an adaptive window while speculation is on [default: the package's, else 1; at most max]
-    #[arg(long, value_name = "N", value_parser = within(0, WINDOW_MAX))]
-    pub window_min: Option<usize>,
+    /// How proposers draft.
+    #[command(flatten)]
+    pub draft: DraftFlags,
     /// Which threads run the tick.
     #[arg(long, value_enum, default_value = "auto")]
     pub schedule: ScheduleFlag,
@@ -299,27 +340,8 @@ impl LowArgs {
     /// # Errors
     /// Values that contradict each other.
     pub fn resolve(self) -> Result<ServeArgs, String> {
-        let strategy = match self.spec_strategy {
-            StrategyFlag::Auto => None,
-            StrategyFlag::Off => Some(Strategy::Off),
-            StrategyFlag::Mtp => Some(Strategy::Mtp),
-            StrategyFlag::NgramSuffix => Some(Strategy::NgramSuffix),
-            StrategyFlag::MtpSuffix => Some(Strategy::MtpSuffix),
-        };
-        let byte = |flag: Option<usize>| flag.map(|n| n as u8);
-        let given = Given {
-            mtp_tokens: byte(self.mtp_tokens),
-            suffix_min: byte(self.suffix_min),
-            suffix_max: byte(self.suffix_max),
-            suffix_tokens: byte(self.suffix_tokens),
-            policy: self.window_policy.map(|policy| match policy {
-                PolicyFlag::Fixed => WindowPolicy::Fixed,
-                PolicyFlag::Adaptive => WindowPolicy::Adaptive,
-            }),
-            window_initial: byte(self.window_initial),
-            window_min: byte(self.window_min),
-            window_max: byte(self.size.window_max),
-        };
+        let strategy = self.spec_strategy.strategy();
+        let given = self.draft.given(self.size.window_max);
         // Against each other; a package is read later.
         given.over(BUILT_IN)?;
         let schedule = match self.schedule {

@@ -1,12 +1,21 @@
 //! Recorded sessions: what was said to a model, and what it wrote.
 //!
 //! A [`Session`] is a list of turns; the turns that a model wrote are its outputs. [`jsonl`] is our own form of it on
-//! disk, which a recorder appends to request by request.
+//! disk, which a recorder appends to request by request; [`read`] reads it, and what other tools write, a module each.
 //!
 //! What a recording says is data of strangers: nothing here trusts a length, a role or an order.
 
+pub mod aider;
 pub mod error;
+#[cfg(test)]
+mod import_tests;
 pub mod jsonl;
+mod message;
+pub mod openai;
+pub mod openhands;
+pub mod read;
+pub mod swe_agent;
+pub mod tau_bench;
 #[cfg(test)]
 mod tests;
 
@@ -16,6 +25,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 pub use error::TraceError;
+pub use read::{Format, Found, Trace, load};
 
 /// A recorded session.
 #[derive(Clone, PartialEq, Debug, Default)]

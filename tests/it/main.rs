@@ -7,6 +7,7 @@ mod identity;
 mod memory;
 mod pack;
 mod refusals;
+mod replay;
 mod schedule;
 mod serve;
 mod sidecars;

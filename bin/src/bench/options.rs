@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use crate::flags::physical_cores;
+use crate::open::ModelSource;
 use clap::{Args, ValueEnum};
 use engine::exec::{Activation, CpuExecutor, ExecOptions, Isa, KvType};
 use engine::limits::Limits;
@@ -91,9 +92,10 @@ impl ConventionFlags {
 /// Flags that every measuring verb has.
 #[derive(Clone, Debug, Args)]
 pub struct RunFlags {
-    /// A GGUF file, any shard of a split one, a directory that holds one, a layer package, or hf:ORG/NAME[:QUANT] of a hub.
-    #[arg(long, value_name = "PATH")]
-    pub model: PathBuf,
+    /// A GGUF file, any shard of a split one, a directory that holds one, a layer package, or hf:ORG/NAME[:QUANT] of a hub
+    /// [default: the built-in model]
+    #[arg(long, short = 'm', value_name = "PATH")]
+    pub model: Option<PathBuf>,
     /// An MTP sidecar, or hf:ORG/NAME[:QUANT] of a hub.
     #[arg(long, visible_alias = "spec-draft-model", value_name = "SIDECAR.gguf")]
     pub draft_model: Option<PathBuf>,
@@ -135,7 +137,7 @@ impl RunFlags {
     /// What the reader refuses.
     pub fn open(&self) -> Result<Files, ModelError> {
         let open = OpenOptions { mmap: !self.no_mmap, strict: self.strict };
-        let model = ModelFile::open(&self.model, open)?;
+        let model = ModelSource::from(self.model.clone()).open(open)?;
         let draft = self.draft_model.as_ref().map(|path| ModelFile::open(path, open)).transpose()?;
         Ok(Files { model, draft })
     }
@@ -154,12 +156,9 @@ impl RunFlags {
         Ok(Arc::new(Model::load(&files.model, files.draft.as_ref(), load)?))
     }
 
-    /// An executor of `limits` for a loaded model.
-    ///
-    /// # Errors
-    /// If the limits are out of range or larger than the memory.
-    pub fn executor(&self, model: Arc<Model>, limits: &Limits) -> Result<CpuExecutor, MemoryError> {
-        let options = ExecOptions {
+    /// How the model is run.
+    pub fn exec_options(&self) -> ExecOptions {
+        ExecOptions {
             kv_type: match self.kv_type {
                 KvFlag::F32 => KvType::F32,
                 KvFlag::F16 => KvType::F16,
@@ -167,7 +166,15 @@ impl RunFlags {
             activation: if self.exact_activations { Activation::Exact } else { Activation::Integer },
             threads: self.threads,
             isa: Isa::best(),
-        };
+        }
+    }
+
+    /// An executor of `limits` for a loaded model.
+    ///
+    /// # Errors
+    /// If the limits are out of range or larger than the memory.
+    pub fn executor(&self, model: Arc<Model>, limits: &Limits) -> Result<CpuExecutor, MemoryError> {
+        let options = self.exec_options();
         Memory::of_executor(&model, limits, &options)?.ask_system(limits)?;
         Ok(CpuExecutor::new(model, limits.clone(), options))
     }

@@ -10,6 +10,8 @@ use engine::model::MtpStatus;
 use engine_bin::bench::eval::{self, EvalFlags};
 use engine_bin::bench::options::RunFlags;
 use engine_bin::bench::ppl::{self, PplFlags};
+use engine_bin::bench::replay::flags::ReplayFlags;
+use engine_bin::bench::replay::{self, ReplayError};
 use engine_bin::bench::single::Single;
 use engine_bin::bench::speed::{self, SpeedFlags};
 use engine_bin::hub::{self, Wanted};
@@ -21,7 +23,7 @@ use engine_io::{json, plain};
 const INPUT_BYTES_MAX: u64 = 1 << 30;
 
 #[derive(Parser)]
-#[command(name = "engine-bench", version, about = "Measures models: numerics, perplexity, speed.")]
+#[command(name = "engine-bench", version, about = "Measures models: numerics, perplexity, speed, recorded sessions.")]
 struct Cli {
     #[command(subcommand)]
     verb: Verb,
@@ -35,6 +37,8 @@ enum Verb {
     Ppl(PplFlags),
     /// Tokens a second, and milliseconds of windows by their width.
     Speed(SpeedFlags),
+    /// Recorded sessions, decoded again under several strategies: what is drafted, accepted and gained.
+    Replay(Box<ReplayFlags>),
 }
 
 /// Why a verb ended without its result.
@@ -89,6 +93,7 @@ fn main() -> ExitCode {
         Verb::Eval(mut flags) => find(&mut flags.run).and_then(|()| run_eval(&flags)),
         Verb::Ppl(mut flags) => find(&mut flags.run).and_then(|()| run_ppl(&flags)),
         Verb::Speed(mut flags) => find(&mut flags.run).and_then(|()| run_speed(&flags)),
+        Verb::Replay(mut flags) => find(&mut flags.run).and_then(|()| run_replay(&flags)),
     });
     let (code, text) = match done {
         Ok(()) => return ExitCode::SUCCESS,
@@ -102,16 +107,21 @@ fn main() -> ExitCode {
 
 /// Puts paths of what is on a hub in the place of its names.
 fn find(run: &mut RunFlags) -> Result<(), Failure> {
-    let names = [(Some(&mut run.model), Wanted::Model), (run.draft_model.as_mut(), Wanted::Sidecar)];
+    let names = [(run.model.as_mut(), Wanted::Model), (run.draft_model.as_mut(), Wanted::Sidecar)];
     for (path, wanted) in names.into_iter().filter_map(|(path, wanted)| Some((path?, wanted))) {
         let found = hub::local(path, wanted, &|line| report::note(line));
-        *path = found.map_err(|error| match error.code() {
-            2 => Failure::Usage(chain(&error)),
-            3 => Failure::Refused(chain(&error)),
-            _ => Failure::Failed(chain(&error)),
-        })?;
+        *path = found.map_err(|error| coded(error.code(), chain(&error)))?;
     }
     Ok(())
+}
+
+/// The failure of an exit code.
+fn coded(code: u8, text: String) -> Failure {
+    match code {
+        2 => Failure::Usage(text),
+        3 => Failure::Refused(text),
+        _ => Failure::Failed(text),
+    }
 }
 
 fn run_eval(flags: &EvalFlags) -> Result<(), Failure> {
@@ -201,4 +211,21 @@ fn run_speed(flags: &SpeedFlags) -> Result<(), Failure> {
         text.push_str(&format!("{rows:>4} rows {ms:>9.3} ms\n"));
     }
     say(&text)
+}
+
+fn run_replay(flags: &ReplayFlags) -> Result<(), Failure> {
+    let stopped = |error: ReplayError| coded(error.code(), chain(&error));
+    let result = replay::run(flags).map_err(stopped)?;
+    if let Some(dir) = &flags.out {
+        let path = replay::write(&result, dir).map_err(stopped)?;
+        report::note(format!("the result is in {}", path.display()));
+    }
+    match flags.json {
+        true => print(&result)?,
+        false => say(&replay::text(&result))?,
+    }
+    match replay::stands(&result) {
+        true => Ok(()),
+        false => Err(Failure::Failed("an arm has another output than off: its figures are void".to_owned())),
+    }
 }

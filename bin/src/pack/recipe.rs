@@ -1,7 +1,7 @@
 //! What a package says about drafting: the strategies that its model can run, their settings, and the default, chosen by
 //! measurement where there is one.
 //!
-//! A result file is JSON of schema `slipstream-bench/1`; fields that are not named here are passed over.
+//! A result file is JSON of schema `slipstream-bench/1` ([`crate::bench::result`]), of which this much is read:
 //!
 //! ```json
 //! {"schema": "slipstream-bench/1",
@@ -14,7 +14,8 @@
 //! ```
 //!
 //! `settings` has the names of a request's `speculative` object; what is absent is the built-in value. `output_sha256`
-//! is over the committed ids of all prompts of the arm. An arm whose output is not that of `off` is void.
+//! is over the committed ids of all prompts of the arm. An arm whose output is not that of `off` is void, and one without a
+//! strategy, as of another server, is passed over.
 
 use std::path::Path;
 
@@ -27,25 +28,24 @@ use engine_io::provenance::FileEntry;
 use serde::Deserialize;
 
 use super::PackError;
+use crate::bench::result::{SCHEMA, Settings, Spread};
 use crate::menu::{BUILT_IN, Given};
 
-/// Name of the schema.
-pub const SCHEMA: &str = "slipstream-bench/1";
 /// Results beyond this are none.
 const BYTES_MAX: u64 = 64 << 20;
 
-/// A result file.
+/// What is read of a result. The rest of it may be anything.
 #[derive(Clone, PartialEq, Debug, Deserialize)]
-struct BenchResult {
+struct BenchView {
     schema: String,
     #[serde(default)]
-    model: BenchModel,
+    model: Model,
     arms: Vec<Arm>,
 }
 
 /// What was measured.
 #[derive(Clone, PartialEq, Debug, Default, Deserialize)]
-struct BenchModel {
+struct Model {
     #[serde(default)]
     tensor_tree_sha256: Option<Sha256>,
 }
@@ -53,34 +53,13 @@ struct BenchModel {
 /// One way to decode.
 #[derive(Clone, PartialEq, Debug, Deserialize)]
 struct Arm {
-    strategy: Strategy,
+    #[serde(default)]
+    strategy: Option<Strategy>,
     #[serde(default)]
     settings: Settings,
     decode_tok_s: Spread,
-    output_sha256: Sha256,
-}
-
-#[derive(Clone, Copy, PartialEq, Debug, Deserialize)]
-struct Spread {
-    median: f64,
-}
-
-#[derive(Clone, PartialEq, Debug, Default, Deserialize)]
-struct Settings {
-    mtp_tokens: Option<u8>,
-    suffix_min: Option<u8>,
-    suffix_max: Option<u8>,
-    suffix_tokens: Option<u8>,
     #[serde(default)]
-    window: Window,
-}
-
-#[derive(Clone, PartialEq, Debug, Default, Deserialize)]
-struct Window {
-    policy: Option<WindowPolicy>,
-    initial: Option<u8>,
-    min: Option<u8>,
-    max: Option<u8>,
+    output_sha256: Option<Sha256>,
 }
 
 /// What a package will say.
@@ -118,7 +97,7 @@ impl Recipe {
     /// draft with a head that the model has not.
     pub fn of_bench(path: &Path, head: bool) -> Result<Self, PackError> {
         let refused = |what: String| PackError::Refused(format!("{}: {what}", path.display()));
-        let (result, bytes): (BenchResult, _) = plain::json(path, BYTES_MAX, "result of schema slipstream-bench/1")?;
+        let (result, bytes): (BenchView, _) = plain::json(path, BYTES_MAX, "result of schema slipstream-bench/1")?;
         if result.schema != SCHEMA {
             return Err(refused(format!("schema is {:?}, expected {SCHEMA:?}", result.schema)));
         }
@@ -153,20 +132,19 @@ fn settings_of(strategy: Strategy) -> Speculation {
     Given::default().over(Speculation { strategy, ..BUILT_IN }).expect("built-in values fit each other")
 }
 
-impl Arm {
+/// An arm of an engine of ours: one that says how it drafts.
+struct Measured<'a> {
+    strategy: Strategy,
+    arm: &'a Arm,
+}
+
+impl Measured<'_> {
+    fn speed(&self) -> f64 {
+        self.arm.decode_tok_s.median
+    }
+
     fn speculation(&self) -> Result<Speculation, String> {
-        let Settings { mtp_tokens, suffix_min, suffix_max, suffix_tokens, ref window } = self.settings;
-        let Window { policy, initial, min, max } = *window;
-        let given = Given {
-            mtp_tokens,
-            suffix_min,
-            suffix_max,
-            suffix_tokens,
-            policy,
-            window_initial: initial,
-            window_min: min,
-            window_max: max,
-        };
+        let given = Given::from(&self.arm.settings);
         let settings = given.over(Speculation { strategy: self.strategy, ..BUILT_IN })?;
         let Speculation { mtp_tokens, suffix_min, suffix_max, suffix_tokens, window_min, window_max, .. } = settings;
         let matches = SUFFIX_MIN_DEFAULT..=SUFFIX_MAX_DEFAULT;
@@ -188,28 +166,31 @@ impl Arm {
     }
 
     fn text(&self) -> String {
-        format!("{} {:.2} tok/s", self.strategy.name(), self.decode_tok_s.median)
+        format!("{} {:.2} tok/s", self.strategy.name(), self.speed())
     }
 }
 
 /// The fastest arm whose output is that of `off`; of every other strategy its own fastest.
 fn choose(arms: &[Arm], head: bool) -> Result<Recipe, String> {
-    if let Some(bad) = arms.iter().find(|arm| !arm.decode_tok_s.median.is_finite() || arm.decode_tok_s.median <= 0.0) {
-        let speed = bad.decode_tok_s.median;
-        return Err(format!(
-            "an arm of {} has a median of {speed} tok/s, expected a number above 0",
-            bad.strategy.name()
-        ));
+    let measured = arms.iter().filter_map(|arm| Some(Measured { strategy: arm.strategy?, arm }));
+    let arms: Vec<Measured<'_>> = measured.collect();
+    if let Some(bad) = arms.iter().find(|arm| !arm.speed().is_finite() || arm.speed() <= 0.0) {
+        let (name, speed) = (bad.strategy.name(), bad.speed());
+        return Err(format!("an arm of {name} has a median of {speed} tok/s, expected a number above 0"));
     }
     if let Some(arm) = arms.iter().find(|arm| arm.strategy.uses_mtp() && !head) {
         let name = arm.strategy.name();
         return Err(format!("an arm drafts with {name}, and the model has no MTP block; measure this model"));
     }
-    let faster = |a: &&Arm, b: &&Arm| a.decode_tok_s.median.total_cmp(&b.decode_tok_s.median);
+    let faster = |a: &&Measured<'_>, b: &&Measured<'_>| a.speed().total_cmp(&b.speed());
     let off = arms.iter().filter(|arm| arm.strategy == Strategy::Off).max_by(faster);
     let off = off.ok_or("has no arm off, which every other one is held against; measure off too")?;
     let drafting = arms.iter().filter(|arm| arm.strategy != Strategy::Off);
-    let (same, void): (Vec<&Arm>, Vec<&Arm>) = drafting.partition(|arm| arm.output_sha256 == off.output_sha256);
+    if off.arm.output_sha256.is_none() {
+        return Err("its arm off has no output_sha256, which every other one is held against; measure again".to_owned());
+    }
+    let same = |arm: &&Measured<'_>| arm.arm.output_sha256 == off.arm.output_sha256;
+    let (same, void): (Vec<&Measured<'_>>, Vec<&Measured<'_>>) = drafting.partition(same);
     let best = same.iter().copied().max_by(faster).ok_or_else(|| {
         format!("no arm that drafts has the output of off ({} have another); measure again", void.len())
     })?;
@@ -220,7 +201,7 @@ fn choose(arms: &[Arm], head: bool) -> Result<Recipe, String> {
         strategies.push(settings.transpose()?.unwrap_or_else(|| settings_of(strategy)));
     }
     let mut reason = format!("fastest of {} measured arms with the output of off: {}, ", same.len(), best.text());
-    let ratio = best.decode_tok_s.median / off.decode_tok_s.median;
+    let ratio = best.speed() / off.speed();
     reason.push_str(&format!("{} ({ratio:.2} times)", off.text()));
     if ratio <= 1.0 {
         reason.push_str("; none was faster than off");

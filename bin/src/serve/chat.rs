@@ -8,6 +8,7 @@
 //! **Reasoning.** Thinking text is part of the content (`reasoning_format: none`); the formats that split it off are
 //! refused. Switches reach the template; budgets are refused.
 
+use engine::ids::TokenId;
 use serde_json::{Map, Value};
 
 use crate::serve::error::{ApiError, quote};
@@ -104,6 +105,17 @@ impl Chat {
         }
         Ok(rendered)
     }
+}
+
+/// The prompt that a chat completion of these messages and nothing else would have.
+///
+/// # Errors
+/// The message that such a request would be answered with.
+pub(crate) fn prompt(messages: Vec<Value>, text: &dyn TextModel) -> Result<Vec<TokenId>, String> {
+    let mut body = Map::new();
+    body.insert("messages".to_owned(), Value::Array(messages));
+    let rendered = Chat::read(&Fields::body(&body), &text.caps()).and_then(|chat| chat.render(text, usize::MAX));
+    rendered.map(|rendered| rendered.tokens).map_err(|error| error.message)
 }
 
 fn read_tools(body: &Fields<'_, '_>, caps: &Caps) -> Result<Option<Value>, ApiError> {

@@ -55,6 +55,7 @@ use mio::net::TcpListener;
 use mio::{Poll, Waker};
 
 pub(crate) use auth::read_file as read_key_file;
+pub(crate) use chat::prompt as chat_prompt;
 pub use info::{ModelInfo, SamplingDefaults};
 pub use link::Outage;
 pub use model::{Caps, Conversation, RenderError, Rendered, TextModel};

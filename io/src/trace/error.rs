@@ -3,6 +3,8 @@
 use std::io;
 use std::path::Path;
 
+use super::Format;
+
 /// Why recorded sessions cannot be read.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -36,12 +38,45 @@ pub enum TraceError {
         reason: String,
     },
     /// JSON that is not what the format says.
-    #[error("{place}: is not of the format: {reason}")]
+    #[error("{place}: {what}: {reason}; record it again, or say what it is")]
     Shape {
         /// File, and the line from 1 where one line is one document.
         place: String,
-        /// What the parser met, with its position.
+        /// JSON path of the value from there, `.` where it is all of it.
+        what: String,
+        /// What the parser found and expected, with its position.
         reason: String,
+    },
+    /// Text that is not UTF-8.
+    #[error("{file}: is not UTF-8 from byte {offset} on; convert it, or take it out")]
+    NotUtf8 {
+        /// The file.
+        file: String,
+        /// Bytes before the first that is wrong.
+        offset: usize,
+    },
+    /// A document that would need too much memory.
+    #[error("{file}: is longer than {limit} bytes; split it")]
+    LongDocument {
+        /// The file.
+        file: String,
+        /// Most bytes of a document.
+        limit: usize,
+    },
+    /// A file that holds nothing known.
+    #[error(
+        "{file}: is none of the recordings known here ({}); say which with --format",
+        Format::ALL.map(Format::name).join(", ")
+    )]
+    Unknown {
+        /// The file.
+        file: String,
+    },
+    /// A folder without a recording.
+    #[error("{dir}: holds no recording; give the folder of one, or a file")]
+    Nothing {
+        /// The folder.
+        dir: String,
     },
     /// A last line that its writer did not finish.
     #[error("{file}:{line}: the last line ends in the middle of a record, as when its writer was killed; take it out")]
@@ -72,11 +107,11 @@ impl TraceError {
         move |source| Self::Io { file, action, source }
     }
 
-    /// What the parser says of the document at `place`.
-    pub(crate) fn json(place: &str, error: &serde_json::Error) -> Self {
-        let (place, reason) = (place.to_owned(), error.to_string());
+    /// What the parser says of the document at `place`, of its value at `path`.
+    pub(crate) fn json(place: &str, path: &str, error: &serde_json::Error) -> Self {
+        let (place, what, reason) = (place.to_owned(), path.to_owned(), error.to_string());
         match error.is_data() {
-            true => Self::Shape { place, reason },
+            true => Self::Shape { place, what, reason },
             false => Self::NotJson { place, reason },
         }
     }

@@ -37,6 +37,7 @@ use std::path::Path;
 use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 
+use super::read::parse as json;
 use super::{Request, Role, Session, TraceError, Turn};
 
 /// The schema that is read and written.
@@ -144,18 +145,17 @@ pub(crate) fn records<R: BufRead>(
     })
 }
 
-/// One line.
+/// One line, checked.
 fn parse(bytes: &[u8], place: &str) -> Result<Session, TraceError> {
-    let not_json = |error| TraceError::json(place, &error);
     let value =
         |what: String, found: String, expected| TraceError::Value { place: place.to_owned(), what, found, expected };
-    let Schema { schema } = serde_json::from_slice(bytes).map_err(not_json)?;
+    let Schema { schema } = json(bytes, place)?;
     match schema {
         Some(serde_json::Value::String(text)) if text == SCHEMA => {}
         Some(other) => return Err(value("schema".into(), other.to_string(), "\"slipstream-trace/1\"")),
         None => return Err(value("schema".into(), "absent".into(), "\"slipstream-trace/1\"")),
     }
-    let Line { id, source, mut request, turns } = serde_json::from_slice(bytes).map_err(not_json)?;
+    let Line { id, source, mut request, turns } = json(bytes, place)?;
     if turns.is_empty() {
         return Err(value("turns".into(), "empty".into(), "at least one turn"));
     }

@@ -130,7 +130,7 @@ fn what_is_no_record_is_refused_by_line() {
     };
     bad("{}", "schema is absent, expected \"slipstream-trace/1\"");
     bad(&good.replace("/1", "/2"), "schema is \"slipstream-trace/2\", expected \"slipstream-trace/1\"");
-    bad("[]", "is not of the format");
+    bad("[]", "schema is absent");
     bad(&good.replace("\"id\":\"a\",", ""), "missing field `id`");
     bad(&good.replace("user", "robot"), "unknown variant `robot`");
     bad(&line(r#""turns":[]"#), "turns is empty, expected at least one turn");

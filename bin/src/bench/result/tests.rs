@@ -1,0 +1,60 @@
+use super::*;
+
+#[test]
+fn rounds_and_values_are_summed_up() {
+    assert_eq!(Spread::of(vec![]), Spread::default());
+    let spread = Spread::of(vec![3.0, 1.0, 2.0]);
+    assert_eq!((spread.median, spread.min, spread.max, spread.rounds), (2.0, 1.0, 3.0, vec![3.0, 1.0, 2.0]));
+    assert_eq!(Spread::of(vec![4.0, 1.0]).median, 2.5);
+
+    assert_eq!(Quantiles::of(&mut []), Quantiles::default());
+    let mut values: Vec<f64> = (1..=200).rev().map(f64::from).collect();
+    let q = Quantiles::of(&mut values);
+    assert_eq!((q.n, q.mean, q.p50, q.p95, q.p99, q.max), (200, 100.5, 100.0, 190.0, 198.0, 200.0));
+    assert_eq!(Quantiles::of(&mut [7.0]).p99, 7.0);
+}
+
+#[test]
+fn lengths_fall_into_their_bins() {
+    let mut bins = Bins::default();
+    for (length, name) in
+        [(0, "0"), (1, "1"), (2, "2"), (3, "3"), (4, "4-7"), (7, "4-7"), (8, "8-15"), (15, "8-15"), (16, "16-31")]
+    {
+        let before = bins.0.get(name).copied().unwrap_or_default();
+        bins.add(length);
+        assert_eq!(bins.0[name], before + 1, "{length}");
+    }
+    for (length, name) in [(31, "16-31"), (32, "32-63"), (63, "32-63"), (64, "64-")] {
+        let before = bins.0.get(name).copied().unwrap_or_default();
+        bins.add(length);
+        assert_eq!(bins.0[name], before + 1, "{length}");
+    }
+    let mut twice = bins.clone();
+    twice.merge(&bins);
+    assert_eq!(twice.0["4-7"], 4);
+    assert_eq!(twice.in_order().map(|(_, n)| n).sum::<u64>(), 26);
+    assert_eq!(twice.in_order().next(), Some(("0", 2)));
+}
+
+#[test]
+fn a_result_is_read_as_it_was_written() {
+    let arm = Arm {
+        label: "mtp-suffix".into(),
+        strategy: Some(Strategy::MtpSuffix),
+        settings: Settings { mtp_tokens: Some(3), ..Settings::default() },
+        decode_tok_s: Spread::of(vec![2.0, 4.0, 3.0]),
+        output_sha256: Some(Sha256::of(b"ids")),
+        pass_ms: BTreeMap::from([(4, Quantiles::of(&mut [1.5]))]),
+        void: Some(Void { session: "s".into(), position: 3, ..Void::default() }),
+        ..Arm::default()
+    };
+    let result = BenchResult {
+        schema: SCHEMA.into(),
+        arms: vec![arm.clone()],
+        workloads: vec![Workload { source: "aider".into(), arms: vec![arm] }],
+        cost: Some(CostFacts { rows_ms: BTreeMap::from([(1, 2.0)]), ..CostFacts::default() }),
+        ..BenchResult::default()
+    };
+    let text = serde_json::to_string(&result).unwrap();
+    assert_eq!(serde_json::from_str::<BenchResult>(&text).unwrap(), result);
+}

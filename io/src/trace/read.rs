@@ -1,0 +1,285 @@
+//! Finds and reads recordings, whoever made them: by content, or as a caller says.
+//!
+//! A folder is walked, in the order of names; files in it that are no recordings (licences, say) are passed over and
+//! named. A file that is asked for by name has to be one.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::{BufReader, Read as _};
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+use serde::de::{DeserializeOwned, IgnoredAny};
+
+use super::{Session, TraceError, aider, jsonl, openai, openhands, swe_agent, tau_bench};
+
+/// A document beyond this is refused; of JSON lines it is the limit of each.
+pub const DOCUMENT_BYTES_MAX: usize = jsonl::LINE_BYTES_MAX;
+/// Folders within folders.
+const DEPTH_MAX: usize = 32;
+
+/// What wrote a recording.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Format {
+    /// This engine: [`super::jsonl`].
+    Slipstream,
+    /// Anything that writes lines of OpenAI-style messages: [`super::openai`].
+    Openai,
+    /// SWE-agent: [`super::swe_agent`].
+    SweAgent,
+    /// mini-swe-agent: [`super::swe_agent`].
+    MiniSweAgent,
+    /// OpenHands: [`super::openhands`].
+    Openhands,
+    /// tau-bench: [`super::tau_bench`].
+    TauBench,
+    /// aider: [`super::aider`].
+    Aider,
+}
+
+impl Format {
+    /// All of them.
+    pub const ALL: [Self; 7] = [
+        Self::Slipstream,
+        Self::Openai,
+        Self::SweAgent,
+        Self::MiniSweAgent,
+        Self::Openhands,
+        Self::TauBench,
+        Self::Aider,
+    ];
+
+    /// Its name, as flags spell it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Slipstream => "slipstream",
+            Self::Openai => "openai",
+            Self::SweAgent => "swe-agent",
+            Self::MiniSweAgent => "mini-swe-agent",
+            Self::Openhands => "openhands",
+            Self::TauBench => "tau-bench",
+            Self::Aider => "aider",
+        }
+    }
+
+    /// Whether each line is a document of its own.
+    fn lines(self) -> bool {
+        matches!(self, Self::Slipstream | Self::Openai | Self::Openhands)
+    }
+}
+
+/// A file that was read.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Trace {
+    /// The file.
+    pub path: PathBuf,
+    /// What wrote it.
+    pub format: Format,
+    /// Its sessions, in order.
+    pub sessions: Vec<Session>,
+    /// Number, from 1, of a last line that its recorder did not finish; it was passed over.
+    pub torn: Option<usize>,
+}
+
+/// What paths led to.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct Found {
+    /// The recordings.
+    pub traces: Vec<Trace>,
+    /// Files of folders that are none.
+    pub passed_over: Vec<PathBuf>,
+}
+
+/// Reads every recording that `paths` mean, as `format`, or as what they hold.
+///
+/// # Errors
+/// The first file that cannot be read, or is no recording though it was named itself.
+pub fn load(paths: &[PathBuf], format: Option<Format>) -> Result<Found, TraceError> {
+    let mut found = Found::default();
+    for path in paths {
+        let mut files = Vec::new();
+        let folder = path.is_dir();
+        if folder {
+            walk(path, 0, &mut files)?;
+        } else {
+            files.push(path.clone());
+        }
+        let before = found.traces.len();
+        for file in files {
+            let known = match format {
+                Some(format) => Some(format),
+                None => detect(&file)?,
+            };
+            match known {
+                Some(format) => found.traces.push(read(&file, format)?),
+                None if folder => found.passed_over.push(file),
+                None => return Err(TraceError::Unknown { file: file.display().to_string() }),
+            }
+        }
+        if found.traces.len() == before {
+            return Err(TraceError::Nothing { dir: path.display().to_string() });
+        }
+    }
+    Ok(found)
+}
+
+/// The files under a folder, in the order of their names.
+fn walk(dir: &Path, depth: usize, files: &mut Vec<PathBuf>) -> Result<(), TraceError> {
+    let entries = fs::read_dir(dir).map_err(TraceError::io(dir, "list it"))?;
+    let mut paths = Vec::new();
+    for entry in entries {
+        paths.push(entry.map_err(TraceError::io(dir, "list it"))?.path());
+    }
+    paths.sort();
+    for path in paths {
+        // A link back up would lead round and round.
+        if path.is_dir() && depth < DEPTH_MAX {
+            walk(&path, depth + 1, files)?;
+        } else if path.is_file() {
+            files.push(path);
+        }
+    }
+    Ok(())
+}
+
+/// Reads one file.
+fn read(path: &Path, format: Format) -> Result<Trace, TraceError> {
+    let place = path.display().to_string();
+    let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+    let mut torn = None;
+    let sessions = match format {
+        Format::Slipstream => {
+            let recording = jsonl::read(path)?;
+            torn = recording.torn;
+            recording.sessions
+        }
+        Format::Openai => by_line(path, &name, openai::session)?,
+        Format::Openhands => by_line(path, &name, openhands::session)?,
+        Format::SweAgent => vec![swe_agent::trajectory(&document(path)?, &place, &name)?],
+        Format::MiniSweAgent => vec![swe_agent::mini(&document(path)?, &place, &name)?],
+        Format::TauBench => tau_bench::sessions(&document(path)?, &place)?,
+        Format::Aider => aider::sessions(&text(path, document(path)?)?, &name),
+    };
+    Ok(Trace { path: path.to_owned(), format, sessions, torn })
+}
+
+fn by_line(
+    path: &Path,
+    name: &str,
+    session: impl Fn(&[u8], &str, &str) -> Result<Session, TraceError>,
+) -> Result<Vec<Session>, TraceError> {
+    let file = File::open(path).map_err(TraceError::io(path, "open it"))?;
+    let place = path.display().to_string();
+    let lines = jsonl::records(BufReader::new(file), place.clone(), DOCUMENT_BYTES_MAX);
+    lines
+        .map(|raw| {
+            let jsonl::Raw { bytes, line, .. } = raw?;
+            session(&bytes, &format!("{place}:{line}"), &format!("{name}:{line}"))
+        })
+        .collect()
+}
+
+/// The whole of a file.
+fn document(path: &Path) -> Result<Vec<u8>, TraceError> {
+    let mut bytes = Vec::new();
+    let file = File::open(path).map_err(TraceError::io(path, "open it"))?;
+    let read = file.take(DOCUMENT_BYTES_MAX as u64 + 1).read_to_end(&mut bytes);
+    read.map_err(TraceError::io(path, "read it"))?;
+    if bytes.len() > DOCUMENT_BYTES_MAX {
+        return Err(TraceError::LongDocument { file: path.display().to_string(), limit: DOCUMENT_BYTES_MAX });
+    }
+    Ok(bytes)
+}
+
+fn text(path: &Path, bytes: Vec<u8>) -> Result<String, TraceError> {
+    String::from_utf8(bytes).map_err(|error| TraceError::NotUtf8 {
+        file: path.display().to_string(),
+        offset: error.utf8_error().valid_up_to(),
+    })
+}
+
+/// One JSON document.
+pub(super) fn parse<T: DeserializeOwned>(bytes: &[u8], place: &str) -> Result<T, TraceError> {
+    let mut json = serde_json::Deserializer::from_slice(bytes);
+    let parsed = serde_path_to_error::deserialize(&mut json).map_err(|error| {
+        let path = error.path().to_string();
+        TraceError::json(place, &path, error.inner())
+    })?;
+    json.end().map_err(|error| TraceError::json(place, "", &error))?;
+    Ok(parsed)
+}
+
+/// What the fields of a document are called.
+type Fields = BTreeMap<String, IgnoredAny>;
+
+#[derive(Deserialize)]
+struct History {
+    history: Vec<Fields>,
+}
+
+/// What a file holds. Of JSON lines the first decides.
+///
+/// # Errors
+/// A file that cannot be read.
+pub fn detect(path: &Path) -> Result<Option<Format>, TraceError> {
+    let file = File::open(path).map_err(TraceError::io(path, "open it"))?;
+    let place = path.display().to_string();
+    let first = jsonl::records(BufReader::new(file), place, DOCUMENT_BYTES_MAX).next();
+    let bytes = match first {
+        // What is in no line cannot be told by one; the rest of the file need not be read.
+        None | Some(Err(TraceError::LongLine { .. })) => return Ok(None),
+        Some(raw) => raw?.bytes,
+    };
+    // Its first line may be all there is, and torn.
+    if bytes.starts_with(format!("{{\"schema\":\"{}\"", jsonl::SCHEMA).as_bytes()) {
+        return Ok(Some(Format::Slipstream));
+    }
+    if let Ok(fields) = serde_json::from_slice::<Fields>(&bytes) {
+        let format = of_object(&fields, &bytes);
+        return Ok(format.filter(|format| format.lines() || !several_lines(path)));
+    }
+    let bytes = match document(path) {
+        Err(TraceError::LongDocument { .. }) => return Ok(None),
+        bytes => bytes?,
+    };
+    Ok(match bytes.trim_ascii_start().first() {
+        Some(b'{') => serde_json::from_slice(&bytes)
+            .ok()
+            .and_then(|fields| of_object(&fields, &bytes))
+            .filter(|format| !format.lines()),
+        Some(b'[') => serde_json::from_slice::<Vec<Fields>>(&bytes).ok().and_then(|list| {
+            let first = list.first()?;
+            let has = |name| first.contains_key(name);
+            match () {
+                () if has("traj") => Some(Format::TauBench),
+                () if has("role") => Some(Format::MiniSweAgent),
+                () => None,
+            }
+        }),
+        _ => std::str::from_utf8(&bytes).ok().filter(|text| aider::is_log(text)).map(|_| Format::Aider),
+    })
+}
+
+/// What an object of these fields is a recording of.
+fn of_object(fields: &Fields, bytes: &[u8]) -> Option<Format> {
+    let has = |name| fields.contains_key(name);
+    if has("schema") && has("turns") {
+        return Some(Format::Slipstream);
+    }
+    if has("history") {
+        let history = serde_json::from_slice::<History>(bytes).map(|found| found.history).unwrap_or_default();
+        let chat = history.first().is_some_and(|entry| entry.contains_key("role"));
+        return Some(if chat { Format::SweAgent } else { Format::Openhands });
+    }
+    if has("messages") {
+        let mini = has("trajectory_format") || has("info");
+        return Some(if mini { Format::MiniSweAgent } else { Format::Openai });
+    }
+    None
+}
+
+/// Whether there is more than the first line: a document in one line ends with it.
+fn several_lines(path: &Path) -> bool {
+    let Ok(file) = File::open(path) else { return false };
+    jsonl::records(BufReader::new(file), String::new(), DOCUMENT_BYTES_MAX).nth(1).is_some()
+}
