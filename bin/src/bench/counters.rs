@@ -93,7 +93,6 @@ pub struct ProposerCounters {
     pub skipped_n: u64,
 }
 
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde hands fields over by reference")]
 fn is_zero(n: &u64) -> bool {
     *n == 0
 }

@@ -17,10 +17,10 @@ const STARTED: &str = "# aider chat started at ";
 /// Around a transcript on a page of the web site, with its end.
 const TRANSCRIPT: &str = "<div class=\"chat-transcript\"";
 
-/// Whether the text is such a log.
+/// Whether the text is such a log, with something that a user says; a text that only quotes logs has nothing of the kind.
 pub(super) fn is_log(text: &str) -> bool {
     let logged = text.starts_with(STARTED) || text.contains(&format!("\n{STARTED}"));
-    logged || text.contains(TRANSCRIPT) && text.contains("\n#### ")
+    (logged || text.contains(TRANSCRIPT)) && text.contains("\n#### ")
 }
 
 /// The sessions of a log. Those in which nobody says anything are left out.

@@ -191,6 +191,7 @@ fn a_folder_is_walked_and_what_is_no_recording_is_named() {
     let dir = folder(&[
         ("b/LICENSE", "Do what you will.\n"),
         ("b/notes.md", "# Notes\n\n#### a heading\n\n> a quotation\n"),
+        ("b/quoted.txt", "@@@\n# aider chat started at 2024-01-01 10:00:00\n@@@\n"),
         ("b/run.traj", SWE_AGENT),
         ("a/chats.jsonl", OPENAI),
         ("a/data.json", "{\"rows\": [1, 2]}"),
@@ -203,7 +204,10 @@ fn a_folder_is_walked_and_what_is_no_recording_is_named() {
         paths.into_iter().map(relative).collect()
     };
     assert_eq!(names(found.traces.iter().map(|t| &t.path).collect()), ["a/chats.jsonl", "b/run.traj", "own.jsonl"]);
-    assert_eq!(names(found.passed_over.iter().collect()), ["a/data.json", "a/empty", "b/LICENSE", "b/notes.md"]);
+    assert_eq!(
+        names(found.passed_over.iter().collect()),
+        ["a/data.json", "a/empty", "b/LICENSE", "b/notes.md", "b/quoted.txt"]
+    );
     assert_eq!((found.traces[2].format, found.traces[2].torn), (Format::Slipstream, Some(1)));
 }
 

@@ -147,6 +147,11 @@ impl Driver {
         &self.world.ledger.cost
     }
 
+    /// Measures again what passes cost.
+    pub fn calibrate(&mut self) {
+        self.world.calibrate();
+    }
+
     /// Bytes of the suffix index.
     pub fn suffix_bytes(&self) -> usize {
         let limits = &self.world.ledger.limits;

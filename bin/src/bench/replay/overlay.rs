@@ -149,8 +149,10 @@ impl Overlay {
             }
             let script = self.script(*state);
             let end = (mtp.position[segment] + mtp.token_start[segment + 1] - mtp.token_start[segment]) as usize;
-            // What stands behind the last token is drafted and cut: there is no room for it.
-            let answer = script.target.get(end - script.prompt.len()..).unwrap_or_default();
+            // What stands behind the last token is drafted and cut: there is no room for it. Chains that are only run
+            // to be timed play no script.
+            let behind = end.checked_sub(script.prompt.len()).and_then(|at| script.target.get(at..));
+            let answer = behind.unwrap_or_default();
             for (draft, right) in out.draft[from..to].iter_mut().zip(answer) {
                 *draft = *right;
             }
@@ -180,8 +182,10 @@ impl Overlay {
             };
             let drafts = &trunk.token[first + 1..end];
             let accepted = drafts.iter().enumerate().take_while(|(at, draft)| agrees(*at, **draft)).count();
+            // A pass that is only run to be timed plays no script, and may be wider than one.
+            let Some(next) = target.get(draw + accepted) else { continue };
             out.accepted[segment] = accepted as u32;
-            out.next[segment] = target[draw + accepted];
+            out.next[segment] = *next;
         }
     }
 }
