@@ -313,6 +313,10 @@ pub struct LowArgs {
     /// A file of such keys, one per line; read again on SIGHUP.
     #[arg(long, value_name = "FILE")]
     pub api_key_file: Option<PathBuf>,
+    /// Write what is asked and answered to a new file in this folder, one JSON line a choice, readable by its owner alone.
+    /// All tensors of the model are read at start to name it by digest. `engine-bench replay` reads such files.
+    #[arg(long, value_name = "DIR")]
+    pub record: Option<PathBuf>,
 }
 
 /// Single-dash names of several letters, which llama-server has and clap does not know.
@@ -354,7 +358,8 @@ impl LowArgs {
             return Err("--api-key (or ENGINE_API_KEY) is empty; leave it out to serve without keys".to_owned());
         }
         self.size.check()?;
-        self.link.check(&self.stage, &self.draft, !self.api_key.is_empty() || self.api_key_file.is_some())?;
+        let of_http = !self.api_key.is_empty() || self.api_key_file.is_some() || self.record.is_some();
+        self.link.check(&self.stage, &self.draft, of_http)?;
         Ok(ServeArgs { low: self, strategy, given, schedule })
     }
 }

@@ -11,7 +11,7 @@ use engine::tick::Thread;
 use engine_io::ModelFile;
 use engine_io::text::{TemplateLimits, Tokenizer};
 
-use crate::serve::{Bounds, limits};
+use crate::serve::{self, Bounds, limits};
 use crate::stage::conn::READ_BYTES;
 use crate::stage::door::GUESTS_MAX;
 use crate::stage::handshake::BODY_BYTES;
@@ -46,6 +46,8 @@ pub struct Setting {
     pub options: ExecOptions,
     /// Bounds of the front.
     pub bounds: Bounds,
+    /// Whether requests are recorded.
+    pub record: bool,
 }
 
 /// Everything a server of `subject` holds.
@@ -59,7 +61,7 @@ pub fn plan(subject: &Subject<'_>, setting: &Setting) -> Result<Memory, LimitsEr
 /// The same; `mapped` as if all files were mapped.
 fn plan_as(subject: &Subject<'_>, setting: &Setting, mapped: bool) -> Result<Memory, LimitsError> {
     let Subject { file, built_in, draft, planned, tokenizer } = *subject;
-    let Setting { repack, ref limits, ref options, ref bounds } = *setting;
+    let Setting { repack, ref limits, ref options, ref bounds, record } = *setting;
     let size = |name, file: &ModelFile, draft: bool, in_program: bool| FileSize {
         name,
         draft,
@@ -93,7 +95,14 @@ fn plan_as(subject: &Subject<'_>, setting: &Setting, mapped: bool) -> Result<Mem
     } else {
         memory.parts.push(Part::bound("handshakes", GUESTS_MAX * (BODY_BYTES + READ_BYTES)));
     }
-    memory.parts.push(Part::bound("thread stacks", (options.threads + Thread::COUNT + OTHER_THREADS) * STACK_BYTES));
+    if record && stage.is_first() {
+        let (body, values) = (limits::body_bytes(limits.context), values_bytes());
+        let rows = limits.slots + limits.waiting;
+        let records = serve::record_bytes(limits.slots, rows, limits.context, body, values);
+        memory.parts.push(Part::bound("records being written", records));
+    }
+    let threads = options.threads + Thread::COUNT + OTHER_THREADS + usize::from(record);
+    memory.parts.push(Part::bound("thread stacks", threads * STACK_BYTES));
     Ok(memory)
 }
 
@@ -102,12 +111,16 @@ fn front(engine: &Limits, bounds: &Bounds) -> [Part; 3] {
     let connections = bounds.connections + limits::CONNECTIONS_RESERVED + limits::CONNECTIONS_TURNED_AWAY;
     let connection = limits::HEAD_BYTES + limits::PIPELINE_BYTES + bounds.stream_buffer;
     let bodies = limits::BODIES_BYTES.max(limits::body_bytes(engine.context));
-    let values = limits::JSON_VALUES * size_of::<serde_json::Value>();
     [
         Part::bound("connections", connections * connection),
         Part::bound("answers being read", bounds.answers_bytes),
-        Part::bound("requests being read", bodies + values + TemplateLimits::default().output_bytes),
+        Part::bound("requests being read", bodies + values_bytes() + TemplateLimits::default().output_bytes),
     ]
+}
+
+/// The values of the largest body.
+fn values_bytes() -> usize {
+    limits::JSON_VALUES * size_of::<serde_json::Value>()
 }
 
 /// `123456789` as `117.7 MiB`.

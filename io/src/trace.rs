@@ -122,7 +122,7 @@ pub struct Request {
     /// Name of the model.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub model: Option<String>,
-    /// SHA-256 of the model's file, as 64 hex digits.
+    /// Digest of the model's tensors ([`crate::digest::TensorTree`]), as 64 hex digits.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub model_sha256: Option<String>,
     /// Sampling and drafting as they were in effect, under the names of the request fields.

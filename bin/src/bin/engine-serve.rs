@@ -13,8 +13,9 @@ use engine::engine::EngineHandle;
 use engine_bin::flags::{LowArgs, ServeArgs};
 use engine_bin::report::{self, chain};
 use engine_bin::serve::start::{self, Files, LoadError};
-use engine_bin::serve::{Config, Exit, Handle, ListenError, Parts, Server, limits_table};
+use engine_bin::serve::{Config, Exit, Handle, ListenError, Parts, RecordFile, Server, limits_table};
 use engine_bin::stage::{self, serve::StopHandle};
+use engine_io::digest::Sha256;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use tracing_subscriber::EnvFilter;
@@ -22,7 +23,8 @@ use tracing_subscriber::EnvFilter;
 /// How often the loading of a model is asked whether it is still wanted.
 const LOOK_AFTER_SERVER: Duration = Duration::from_millis(10);
 
-type Loaded = Result<(Parts, EngineHandle), LoadError>;
+/// With the digest of the model, where requests are recorded.
+type Loaded = Result<(Parts, EngineHandle, Option<Sha256>), LoadError>;
 
 fn main() -> ExitCode {
     // First of all: from here on a signal is an order, not the end.
@@ -79,6 +81,8 @@ fn run(args: ServeArgs, signals: Signals) -> Result<u8, Box<dyn std::error::Erro
         report::print(&limits_table(&args.low.size.limits(context, files.package()), &args.bounds()))?;
         return Ok(0);
     }
+    let record = args.low.record.as_deref().map(RecordFile::create).transpose();
+    let record = record.map_err(|error| LoadError::Unmet(error.to_string()))?;
     let config = Config {
         host: args.low.host.clone(),
         api_keys: args.low.api_key.clone(),
@@ -93,7 +97,10 @@ fn run(args: ServeArgs, signals: Signals) -> Result<u8, Box<dyn std::error::Erro
         // A signal ended it before there was a model; the process takes along what is half loaded.
         return Ok(server.join().code());
     };
-    let (parts, engine) = loaded?;
+    let (parts, engine, digest) = loaded?;
+    if let (Some(file), Some(digest)) = (record, digest) {
+        server.record(file, digest);
+    }
     let model = parts.info.id.clone();
     let strategy = parts.spec.default.strategy.name();
     server.serve(parts)?;
@@ -177,8 +184,13 @@ fn serve_stage(
 fn load(args: ServeArgs, files: Files, server: &Server) -> std::io::Result<Option<Loaded>> {
     let (done, result) = channel::bounded(1);
     let loader = thread::Builder::new().name("load".to_owned()).spawn(move || {
+        let load = || {
+            let digest = args.low.record.as_ref().map(|_| start::digest(&files)).transpose()?;
+            let (parts, engine) = start::load(&args, files)?;
+            Ok((parts, engine, digest))
+        };
         // Where the server has ended, nobody takes it.
-        let _ = done.send(start::load(&args, files));
+        let _ = done.send(load());
     })?;
     loop {
         match result.recv_timeout(LOOK_AFTER_SERVER) {

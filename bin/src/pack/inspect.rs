@@ -213,7 +213,7 @@ pub fn inspect(flags: &InspectFlags) -> Result<Report, PackError> {
         Subject { file: &file, built_in, draft: draft.as_ref(), planned: &planned, tokenizer: tokenizer_there };
     let limits = size.limits(size.context(planned.config.context_train), file.package());
     let options = size.exec_options();
-    let setting = Setting { repack: load.repack, limits, options, bounds: Bounds::default() };
+    let setting = Setting { repack: load.repack, limits, options, bounds: Bounds::default(), record: false };
     let plan = memory::plan(&subject, &setting)?;
     let Setting { limits, .. } = setting;
     let Planned { config, plan: model, .. } = &planned;

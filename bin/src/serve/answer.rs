@@ -9,6 +9,7 @@ use serde_json::{Map, Value, json};
 
 use crate::serve::info;
 use crate::serve::model::TextModel;
+use crate::serve::record::Written;
 
 /// Which shape an answer has.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -29,6 +30,8 @@ pub(crate) struct Choice {
     pub whole: Vec<Entry>,
     pub completion_tokens: u64,
     pub end: Option<(Finish, Box<Report>)>,
+    /// Everything so far, of a choice that is recorded.
+    pub written: Option<Written>,
 }
 
 /// What one event adds to a choice.
@@ -161,6 +164,7 @@ impl Choice {
             whole: Vec::new(),
             completion_tokens: 0,
             end: None,
+            written: None,
         }
     }
 
@@ -174,6 +178,9 @@ impl Choice {
         model: &dyn TextModel,
     ) -> Piece {
         self.completion_tokens += tokens.len() as u64;
+        if let Some(written) = &mut self.written {
+            written.add(&text, &tokens);
+        }
         for logprob in logprobs {
             // Entries cover the text; what ends a choice is not part of it.
             let ends = model.is_end(logprob.token) || stop_tokens.contains(&logprob.token);

@@ -1,5 +1,6 @@
 //! One generation request on its way through the engine: choices, their tickets, and the bytes that go to the client.
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use engine::api::{AdmitError, Command, Finish, Report, Submission, TokenLogprob};
@@ -11,8 +12,10 @@ use crate::serve::answer::{self, Choice, DONE, Frame, Piece};
 use crate::serve::error::ApiError;
 use crate::serve::http::Reply;
 use crate::serve::link::Exchange;
+use crate::serve::metrics::End;
 use crate::serve::model::TextModel;
 use crate::serve::params::Params;
+use crate::serve::record::{Asked, Line};
 use crate::serve::stats::Stats;
 
 /// A request the engine works on.
@@ -38,6 +41,8 @@ pub(crate) struct Job {
     pub begun: bool,
     pub last_sent: Instant,
     pub paused: bool,
+    /// Of a request that is recorded.
+    pub asked: Option<Arc<Asked>>,
 }
 
 /// What the job wants done after an event.
@@ -75,6 +80,13 @@ impl Job {
             }))
         };
         self.tickets.iter().enumerate().map(one).collect()
+    }
+
+    /// The record of a choice that ends, if there is to be one: once, and of what was admitted alone.
+    pub(crate) fn line(&mut self, index: usize, end: End) -> Option<Line> {
+        let asked = Arc::clone(self.asked.as_ref().filter(|_| self.admitted[index])?);
+        let written = self.choices[index].written.take()?;
+        Some(Line { asked, index, written, end })
     }
 
     /// Tickets that still run or wait.

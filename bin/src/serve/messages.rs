@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
+use engine_io::trace::{self, Tool, ToolCall, Turn};
 use serde_json::{Map, Value, json};
 
 use crate::serve::error::{ApiError, quote};
@@ -72,6 +73,25 @@ pub(crate) fn normalise(messages: &[Value], caps: &Caps) -> Result<Normalised, A
     let open = |m: &&Message| m.role == Role::Assistant && m.calls.is_empty() && m.reasoning.is_none();
     let open_end = last.filter(open).map(|m| m.content.clone());
     Ok(Normalised { messages: ordered.iter().map(|m| render(m, caps)).collect(), prefix, open_end })
+}
+
+/// The messages as turns of a record, in the client's order and as the client sent them; of thoughts that stand apart
+/// from the content nothing is left. Messages that [`normalise`] refuses are left out.
+pub(crate) fn turns(messages: &[Value]) -> Vec<Turn> {
+    let turn = |Message { role, content, calls, answers, name, .. }| {
+        let calls = calls.into_iter().map(|Call { id, name, text, .. }| ToolCall { id, name, arguments: text });
+        let tool = Tool { calls: calls.collect(), call_id: answers, name };
+        let role = match role {
+            Role::System | Role::Developer => trace::Role::System,
+            Role::User => trace::Role::User,
+            Role::Assistant => trace::Role::Assistant,
+            Role::Tool => trace::Role::Tool,
+        };
+        // A name of others than tools has no place in a record.
+        let known = !tool.calls.is_empty() || tool.call_id.is_some();
+        Turn { tool: known.then_some(tool), ..Turn::new(role, content) }
+    };
+    messages.iter().enumerate().filter_map(|(i, m)| read(i, m).ok()).map(turn).collect()
 }
 
 fn read(index: usize, value: &Value) -> Result<Message, ApiError> {

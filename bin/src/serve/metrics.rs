@@ -2,9 +2,12 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use engine::api::{DraftCounts, Finish, Report};
 
+use crate::serve::record::Counts;
 use crate::serve::spec::MtpOffer;
 
 /// Why a choice ended, for `engine_requests_finished_total`.
@@ -31,6 +34,11 @@ impl End {
         (Self::Timeout, "timeout"),
     ];
 
+    /// Its name, here and in records.
+    pub(crate) fn name(self) -> &'static str {
+        Self::ALL.iter().find(|(end, _)| *end == self).map_or("error", |(_, name)| name)
+    }
+
     pub(crate) fn of(finish: Finish) -> Self {
         match finish {
             Finish::EndToken(_) => Self::Stop,
@@ -47,6 +55,8 @@ impl End {
 pub(crate) struct Metrics {
     /// Whether the MTP block may draft; known with the model.
     pub mtp_offer: Option<MtpOffer>,
+    /// Of a server that records.
+    pub records: Option<Arc<Counts>>,
     http: BTreeMap<(&'static str, &'static str, u16), u64>,
     sent_bytes: u64,
     ends: BTreeMap<End, u64>,
@@ -163,6 +173,20 @@ impl Metrics {
         let results = [("hit", self.hits), ("miss", self.misses), ("skipped", self.skipped)];
         family(&mut out, "engine_suffix_lookups_total", "counter", "Suffix look-ups", &labelled("result", &results));
         family(&mut out, "engine_preemptions_total", "counter", "Times a row was preempted", &one(self.preempted));
+        if let Some(records) = &self.records {
+            let counts =
+                [("written", records.written.load(Ordering::Relaxed)), ("lost", records.lost.load(Ordering::Relaxed))];
+            let help = "Choices by whether their record was written";
+            family(&mut out, "engine_records_total", "counter", help, &labelled("result", &counts));
+            let stopped = one(records.stopped.load(Ordering::Relaxed).into());
+            family(
+                &mut out,
+                "engine_recording_stopped",
+                "gauge",
+                "Whether a failed write ended the recording",
+                &stopped,
+            );
+        }
         let help = "Time rows waited for slow readers";
         let _ = writeln!(out, "# HELP engine_stream_stall_seconds_total {help}");
         let _ = writeln!(out, "# TYPE engine_stream_stall_seconds_total counter");

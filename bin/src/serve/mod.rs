@@ -27,12 +27,14 @@ mod job;
 mod json;
 pub(crate) mod limits;
 mod link;
+pub mod local;
 mod messages;
 mod metrics;
 mod model;
 mod params;
 mod random;
 mod reader;
+mod record;
 mod routes;
 mod schema;
 mod spec;
@@ -51,6 +53,7 @@ use std::time::Duration;
 use crossbeam::channel::{self, Receiver, Sender};
 use engine::api::{Command, Event};
 use engine::limits::Limits;
+use engine_io::digest::Sha256;
 use mio::net::TcpListener;
 use mio::{Poll, Waker};
 
@@ -59,6 +62,8 @@ pub(crate) use chat::prompt as chat_prompt;
 pub use info::{ModelInfo, SamplingDefaults};
 pub use link::Outage;
 pub use model::{Caps, Conversation, RenderError, Rendered, TextModel};
+pub use record::RecordFile;
+pub(crate) use record::{PROMPT_FIELDS, bytes_for as record_bytes};
 pub use spec::{MtpOffer, SpecConfig};
 
 use auth::Keys;
@@ -66,6 +71,7 @@ use front::{Control, Front, WAKER};
 use link::{Shared, State, ToFront, ToText};
 use random::Random;
 use reader::{Reader, read_long};
+use record::{Facts, Recorder};
 
 /// Bounds of the front that tests shorten.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -215,6 +221,9 @@ pub struct Server {
     from_front: Option<Receiver<ToText>>,
     front: JoinHandle<Exit>,
     text: Option<JoinHandle<()>>,
+    /// Where to record, and the digest of the model's tensors; taken by `serve`.
+    record: Option<(RecordFile, Sha256)>,
+    recorder: Option<JoinHandle<()>>,
 }
 
 /// Ends a server from another thread.
@@ -286,6 +295,8 @@ impl Server {
             from_front: Some(from_front),
             front,
             text: None,
+            record: None,
+            recorder: None,
         })
     }
 
@@ -304,10 +315,16 @@ impl Server {
         self.front.is_finished()
     }
 
+    /// Records every request in `file`; `model` is the digest of the tensors that answer it. To be said before
+    /// [`Server::serve`].
+    pub fn record(&mut self, file: RecordFile, model: Sha256) {
+        self.record = Some((file, model));
+    }
+
     /// The model is loaded: requests are taken from now on.
     ///
     /// # Errors
-    /// If the thread cannot be started.
+    /// If a thread cannot be started.
     ///
     /// # Panics
     /// When called twice.
@@ -318,6 +335,13 @@ impl Server {
         self.shared.metrics.lock().mtp_offer = Some(parts.spec.mtp);
         let caps = parts.model.caps();
         let model: Arc<dyn TextModel> = Arc::from(parts.model);
+        let mut recorder = None;
+        if let Some((file, digest)) = self.record.take() {
+            let facts = Facts { model: Arc::clone(&model), model_id: parts.info.id.clone(), digest };
+            let (near, thread) = Recorder::start(file, facts)?;
+            self.shared.metrics.lock().records = Some(Arc::clone(&near.counts));
+            (recorder, self.recorder) = (Some(near), Some(thread));
+        }
         let reader = || Reader {
             model: Arc::clone(&model),
             caps,
@@ -325,6 +349,7 @@ impl Server {
             spec: parts.spec,
             slots: parts.slots,
             random: Random::new(),
+            keep_bodies: recorder.is_some(),
         };
         let (long, take_long) = channel::bounded(limits::MESSAGES_WAITING);
         // Its answers are large: the next is made when `text` has taken the last.
@@ -344,6 +369,7 @@ impl Server {
             commands: parts.commands,
             events: parts.events,
             random: Random::new(),
+            recorder,
             state: text::Jobs::default(),
             _last_word: text::WakeOnDrop(self.waker.clone()),
         };
@@ -359,11 +385,15 @@ impl Server {
             Exit::Internal
         });
         // The front's channel end is gone, so `text` ends; a second signal does not wait for it.
-        if let (Some(text), false) = (self.text, matches!(exit, Exit::Signal(_)))
-            && text.join().is_err()
-        {
-            tracing::error!("the text thread panicked");
-            return Exit::Internal;
+        if matches!(exit, Exit::Signal(_)) {
+            return exit;
+        }
+        // The recorder ends when `text` has, and writes what still waits.
+        for (name, thread) in [("text", self.text), ("record", self.recorder)] {
+            if thread.is_some_and(|thread| thread.join().is_err()) {
+                tracing::error!("the {name} thread panicked");
+                return Exit::Internal;
+            }
         }
         exit
     }

@@ -18,7 +18,7 @@ use crate::serve::http::Reply;
 use crate::serve::info::ModelInfo;
 use crate::serve::json;
 use crate::serve::limits;
-use crate::serve::link::{Exchange, Request};
+use crate::serve::link::{Body, Exchange, Request};
 use crate::serve::model::{Caps, TextModel};
 use crate::serve::params::{Offer, Params};
 use crate::serve::random::Random;
@@ -34,6 +34,8 @@ pub(crate) struct Reader {
     pub spec: SpecConfig,
     pub slots: usize,
     pub random: Random,
+    /// Bodies go along with what was read from them.
+    pub keep_bodies: bool,
 }
 
 /// A request for the thread that reads large bodies.
@@ -67,6 +69,8 @@ pub(crate) struct Ready {
     pub logprobs: Option<u32>,
     pub ignored: Vec<String>,
     pub prompt_param: &'static str,
+    /// Where bodies are kept.
+    pub body: Option<Body>,
 }
 
 /// Reads large bodies, one after the other, until `text` has gone.
@@ -79,11 +83,14 @@ pub(crate) fn read_long(mut reader: Reader, requests: &Receiver<Long>, done: &Se
 }
 
 impl Reader {
-    /// Reads one request; its body is dropped afterwards.
+    /// Reads one request; its body is dropped afterwards, unless bodies are kept.
     pub(crate) fn read(&mut self, request: Request) -> Work {
         let Request { exchange, route, body, received, session } = request;
         let read = json::parse_object(&body).and_then(|body| self.read_body(&route, &body));
-        let read = read.unwrap_or_else(|error| Read::Answer(Reply::from(&error)));
+        let mut read = read.unwrap_or_else(|error| Read::Answer(Reply::from(&error)));
+        if let Read::Ready(ready) = &mut read {
+            ready.body = Some(body).filter(|_| self.keep_bodies);
+        }
         Work { exchange, received, session, read }
     }
 
@@ -119,7 +126,7 @@ impl Reader {
         let lead = vec![rendered.open_tag.map_or(String::new(), |tag| format!("{tag}\n"))];
         let prompts = vec![rendered.tokens];
         let prompt_param = "messages";
-        Ok(Ready { params, dialect: Dialect::Chat, prompts, lead, logprobs, ignored, prompt_param })
+        Ok(Ready { params, dialect: Dialect::Chat, prompts, lead, logprobs, ignored, prompt_param, body: None })
     }
 
     fn read_completions(&mut self, body: &Map<String, Value>) -> Result<Ready, ApiError> {
@@ -137,6 +144,6 @@ impl Reader {
         let (lead, prompts) =
             prompts.into_iter().map(|p| (if echo { p.text } else { String::new() }, p.tokens)).unzip();
         let prompt_param = "prompt";
-        Ok(Ready { params, dialect: Dialect::Completion, prompts, lead, logprobs, ignored, prompt_param })
+        Ok(Ready { params, dialect: Dialect::Completion, prompts, lead, logprobs, ignored, prompt_param, body: None })
     }
 }

@@ -13,6 +13,7 @@ use engine::model::load::{LoadOptions, Planned};
 use engine::model::{Model, ModelError, MtpStatus};
 use engine::stage::{Agreed, Split};
 use engine::step::Executor;
+use engine_io::digest::{Sha256, TensorTree};
 use engine_io::gguf::meta::Meta;
 use engine_io::text::{TemplateError, Tokenizer};
 use engine_io::{ModelFile, Package};
@@ -125,6 +126,15 @@ pub fn context_train(files: &Files) -> Result<usize, LoadError> {
     Ok(engine::model::Config::read(files.model.meta())?.context_train)
 }
 
+/// The digest by which records name the model: of all its tensors, which are read for it.
+///
+/// # Errors
+/// If a file cannot be read.
+pub fn digest(files: &Files) -> Result<Sha256, LoadError> {
+    tracing::info!(bytes = files.model.file_bytes(), "reading the model once to name it in records");
+    Ok(TensorTree::of_model(&files.model, |_| ())?.digest())
+}
+
 /// Loads the model and starts its engine.
 ///
 /// # Errors
@@ -141,7 +151,8 @@ pub fn load(args: &ServeArgs, files: Files) -> Result<(Parts, EngineHandle), Loa
     let options = size.exec_options();
     let built_in = args.low.model.is_none();
     let subject = Subject { file: &file, built_in, draft, planned: &planned, tokenizer: Some(&tokenizer) };
-    let setting = Setting { repack: load.repack, limits: limits.clone(), options, bounds: args.bounds() };
+    let record = args.low.record.is_some();
+    let setting = Setting { repack: load.repack, limits: limits.clone(), options, bounds: args.bounds(), record };
     admit(args.low.memory_limit.as_ref(), &subject, &setting)?;
     let Opened { file, mut model, tokenizer, pieces } = Opened::load(file, draft, planned, tokenizer, load.repack)?;
     tell(&file, &model);

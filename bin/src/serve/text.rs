@@ -20,6 +20,7 @@ use crate::serve::link::{Exchange, Held, Request, Shared, State, ToFront, ToText
 use crate::serve::metrics::End;
 use crate::serve::random::Random;
 use crate::serve::reader::{Long, Read, Reader, Ready, Work};
+use crate::serve::record::{Asked, Line, Recorder, Written};
 use crate::serve::{Bounds, limits};
 
 /// A body that is read without delay for others: milliseconds of work, whatever it holds.
@@ -40,6 +41,8 @@ pub(crate) struct Text {
     pub commands: Sender<Command>,
     pub events: Receiver<Event>,
     pub random: Random,
+    /// Of a server that records.
+    pub recorder: Option<Recorder>,
     pub state: Jobs,
     /// Declared last: dropped after the channel ends, so that the front finds them closed.
     pub _last_word: WakeOnDrop,
@@ -63,14 +66,22 @@ pub(crate) struct Jobs {
     /// Requests whose bodies another thread reads; `false` there when nobody wants the answer any more.
     reading: HashMap<Exchange, Arc<AtomicBool>>,
     tickets: HashMap<Ticket, (Exchange, usize)>,
-    /// Cancelled choices whose last event has not come, and whether each is the first of its prompt.
-    gone: HashMap<Ticket, bool>,
+    /// Cancelled choices whose last event has not come.
+    gone: HashMap<Ticket, Gone>,
     next_ticket: u64,
     /// Commands the engine had no room for. Bounded by the jobs: each has a few per choice.
     commands: VecDeque<Command>,
     /// Something was sent to the front since it was last woken.
     dirty: bool,
     draining: bool,
+}
+
+/// A choice that nobody waits for.
+struct Gone {
+    /// It is the first of its prompt.
+    counts_prompt: bool,
+    /// Its record so far.
+    line: Option<Line>,
 }
 
 impl Text {
@@ -110,6 +121,16 @@ impl Text {
             self.wake();
         }
         let _ = self.commands.try_send(Command::Stop);
+        // Nothing more will be heard of these.
+        for (_, gone) in std::mem::take(&mut self.state.gone) {
+            self.record(gone.line);
+        }
+    }
+
+    fn record(&self, line: Option<Line>) {
+        if let (Some(recorder), Some(line)) = (&self.recorder, line) {
+            recorder.add(line);
+        }
     }
 
     fn timeout(&self, now: Instant) -> Duration {
@@ -174,8 +195,8 @@ impl Text {
                 if let Some(wanted) = self.state.reading.remove(&exchange) {
                     wanted.store(false, Ordering::Relaxed);
                 }
-                if let Some(job) = self.state.jobs.remove(&exchange) {
-                    self.drop_choices(&job, End::Cancelled);
+                if let Some(mut job) = self.state.jobs.remove(&exchange) {
+                    self.drop_choices(&mut job, End::Cancelled);
                 }
             }
             ToText::Full(exchange) => self.pause(exchange, true),
@@ -268,7 +289,7 @@ impl Text {
             let error = ApiError::invalid_value("n", message);
             return self.reply(exchange, Reply::from(&error));
         }
-        let Ready { params, dialect, prompts, lead, logprobs, ignored, prompt_param } = ready;
+        let Ready { params, dialect, prompts, lead, logprobs, ignored, prompt_param, body } = ready;
         let prompt_tokens: Vec<usize> = prompts.iter().map(Vec::len).collect();
         let mut headers = vec![("X-Engine-Prompt-Tokens", prompt_tokens.iter().sum::<usize>().to_string())];
         if let Some(names) = header_list(&ignored) {
@@ -283,7 +304,15 @@ impl Text {
             null_usage: params.include_usage,
             logprobs: logprobs.is_some(),
         };
-        let choices = (0..count).map(|i| Choice::new(i, Entries::of(dialect, &lead[i / params.n]))).collect();
+        let asked = body.map(|body| {
+            let (id, prompts, lead, params) = (frame.id.clone(), prompts.clone(), lead.clone(), params.clone());
+            Arc::new(Asked { id, dialect, body, prompts, lead, params, choices: count })
+        });
+        let choice = |i: usize| {
+            let written = asked.as_ref().map(|_| Written::default());
+            Choice { written, ..Choice::new(i, Entries::of(dialect, &lead[i / params.n])) }
+        };
+        let choices = (0..count).map(choice).collect();
         let tickets: Vec<Ticket> = (0..count as u64).map(|i| Ticket(self.state.next_ticket + i)).collect();
         self.state.next_ticket += count as u64;
         for (i, ticket) in tickets.iter().enumerate() {
@@ -305,6 +334,7 @@ impl Text {
             begun: false,
             last_sent: Instant::now(),
             paused: false,
+            asked,
         };
         self.shared.metrics.lock().open += count as u64;
         let commands = job.submissions(prompts, logprobs);
@@ -319,8 +349,8 @@ impl Text {
             Event::Admitted { ticket, .. } | Event::Delta { ticket, .. } => *ticket,
             Event::Finished { ticket, .. } | Event::Cancelled { ticket, .. } | Event::Refused { ticket, .. } => *ticket,
         };
-        if let Some(&counts_prompt) = self.state.gone.get(&ticket) {
-            return self.last_of_gone(event, counts_prompt);
+        if self.state.gone.contains_key(&ticket) {
+            return self.event_of_gone(ticket, event);
         }
         let Some(&(exchange, index)) = self.state.tickets.get(&ticket) else { return };
         let Some(job) = self.state.jobs.get_mut(&exchange) else { return };
@@ -354,7 +384,10 @@ impl Text {
                     self.send(ToFront::Data(exchange, first));
                 }
                 let Some(job) = self.state.jobs.get_mut(&exchange) else { return };
-                job.finished(index, finish, report)
+                let line = job.line(index, End::of(finish));
+                let outcome = job.finished(index, finish, report);
+                self.record(line);
+                outcome
             }
             Event::Cancelled { .. } => unreachable!("what this thread cancelled is in `gone`"),
             Event::Refused { error, .. } => {
@@ -385,16 +418,22 @@ impl Text {
         }
     }
 
-    /// A cancelled choice may still have events on the way. Nobody reads them; the last says what it has used.
-    fn last_of_gone(&mut self, event: Event, counts_prompt: bool) {
+    /// A cancelled choice may still have events on the way. Only its record takes them; the last says what it has used.
+    fn event_of_gone(&mut self, ticket: Ticket, event: Event) {
         match event {
-            Event::Admitted { .. } | Event::Delta { .. } => {}
-            Event::Refused { ticket, .. } => {
+            Event::Admitted { .. } => {}
+            Event::Delta { text, tokens, .. } => {
+                if let Some(line) = self.state.gone.get_mut(&ticket).and_then(|gone| gone.line.as_mut()) {
+                    line.written.add(&text, &tokens);
+                }
+            }
+            Event::Refused { .. } => {
                 self.state.gone.remove(&ticket);
             }
-            Event::Finished { ticket, report, .. } | Event::Cancelled { ticket, report } => {
-                self.state.gone.remove(&ticket);
-                self.shared.metrics.lock().used(&report, counts_prompt);
+            Event::Finished { report, .. } | Event::Cancelled { report, .. } => {
+                let Some(gone) = self.state.gone.remove(&ticket) else { return };
+                self.shared.metrics.lock().used(&report, gone.counts_prompt);
+                self.record(gone.line);
             }
         }
     }
@@ -421,8 +460,8 @@ impl Text {
 
     /// Ends a request with an error: a status where none was sent yet, else an error event and a broken transfer.
     fn fail(&mut self, exchange: Exchange, error: &ApiError, end: End) {
-        let Some(job) = self.state.jobs.remove(&exchange) else { return };
-        self.drop_choices(&job, end);
+        let Some(mut job) = self.state.jobs.remove(&exchange) else { return };
+        self.drop_choices(&mut job, end);
         if job.open {
             let mut bytes = b"data: ".to_vec();
             bytes.extend_from_slice(error.body().to_string().as_bytes());
@@ -442,13 +481,14 @@ impl Text {
     }
 
     /// Cancels what still runs of a job that is no longer answered.
-    fn drop_choices(&mut self, job: &Job, end: End) {
-        for (index, ticket) in job.tickets.iter().enumerate() {
+    fn drop_choices(&mut self, job: &mut Job, end: End) {
+        for (index, ticket) in job.tickets.clone().into_iter().enumerate() {
             // A ticket that is gone from the table has ended, and was counted when it did.
-            if self.state.tickets.remove(ticket).is_some() {
-                self.state.gone.insert(*ticket, index % job.per_prompt() == 0);
+            if self.state.tickets.remove(&ticket).is_some() {
+                let (counts_prompt, line) = (index % job.per_prompt() == 0, job.line(index, end));
+                self.state.gone.insert(ticket, Gone { counts_prompt, line });
                 self.uncount(job.admitted[index], end);
-                self.command(Command::Cancel(*ticket));
+                self.command(Command::Cancel(ticket));
             }
         }
     }

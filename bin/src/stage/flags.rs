@@ -49,11 +49,11 @@ impl LinkFlags {
         Duration::from_secs(self.stage_timeout.unwrap_or(TIMEOUT_SECONDS_DEFAULT) as u64)
     }
 
-    /// What no model can meet.
+    /// What no model can meet. `of_http`: a flag was given that is for requests.
     ///
     /// # Errors
     /// What is wrong.
-    pub fn check(&self, stage: &StageFlags, draft: &DraftFlags, keys: bool) -> Result<(), String> {
+    pub fn check(&self, stage: &StageFlags, draft: &DraftFlags, of_http: bool) -> Result<(), String> {
         match stage.stage {
             None => Ok(()),
             Some((0, _)) => {
@@ -69,8 +69,8 @@ impl LinkFlags {
                 if self.listen.is_none() {
                     return Err("--stage 1/2 needs --listen: the address at which stage 0 will find it".to_owned());
                 }
-                if keys {
-                    return Err("--stage 1/2 serves no HTTP; give the API keys to --stage 0/2".to_owned());
+                if of_http {
+                    return Err("--stage 1/2 serves no HTTP; give API keys and --record to --stage 0/2".to_owned());
                 }
                 Ok(())
             }
@@ -115,6 +115,7 @@ mod tests {
             "--stage 0/2 --peer h:1 -md s.gguf",
             "--stage 1/2 --peer h:1",
             "--stage 1/2 --listen h:1 --api-key k",
+            "--stage 1/2 --listen h:1 --record d",
             "--peer h:1",
             "--listen h:1",
             "--stage-split 3",

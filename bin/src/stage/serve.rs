@@ -85,7 +85,8 @@ impl StageServer {
         let options = size.exec_options();
         let subject =
             Subject { file: &file, built_in: args.low.model.is_none(), draft, planned: &planned, tokenizer: None };
-        let setting = Setting { repack: load.repack, limits: limits.clone(), options, bounds: args.bounds() };
+        let bounds = args.bounds();
+        let setting = Setting { repack: load.repack, limits: limits.clone(), options, bounds, record: false };
         start::admit(args.low.memory_limit.as_ref(), &subject, &setting)?;
         let model = Arc::new(planned.load(&file, draft, load.repack)?);
         start::tell(&file, &model);

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::num::NonZeroU32;
+use std::path::Path;
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -11,9 +12,10 @@ use engine::api::{AdmitError, Command, Event, Finish, Report, Speculation, Strat
 use engine::ids::{RequestId, Slot, Ticket, TokenId};
 use engine_bin::menu::{BUILT_IN, Menu};
 use engine_bin::serve::{
-    Bounds, Caps, Config, Conversation, Exit, ModelInfo, MtpOffer, Outage, Parts, RenderError, Rendered,
+    Bounds, Caps, Config, Conversation, Exit, ModelInfo, MtpOffer, Outage, Parts, RecordFile, RenderError, Rendered,
     SamplingDefaults, Server, SpecConfig, TextModel,
 };
+use engine_io::digest::Sha256;
 use serde_json::Value;
 use std::sync::{Condvar, Mutex};
 
@@ -272,7 +274,17 @@ impl Fake {
     }
 
     pub fn with(config: Config, choose: impl Fn(&Submission) -> Script + Send + 'static) -> Self {
-        let mut server = Server::start(config).unwrap();
+        Self::of(Server::start(config).unwrap(), choose)
+    }
+
+    /// One that records in `folder`.
+    pub fn recording(folder: &Path, choose: impl Fn(&Submission) -> Script + Send + 'static) -> Self {
+        let mut server = Server::start(config()).unwrap();
+        server.record(RecordFile::create(folder).unwrap(), Sha256::of(b"toy"));
+        Self::of(server, choose)
+    }
+
+    fn of(mut server: Server, choose: impl Fn(&Submission) -> Script + Send + 'static) -> Self {
         let log = Arc::default();
         let (commands, take_commands) = channel::bounded(256);
         let (events, take_events) = channel::bounded(1024);

@@ -8,5 +8,6 @@ mod framing;
 mod model_files;
 pub mod process;
 mod real;
+mod record;
 mod slow;
 mod streaming;
