@@ -226,6 +226,6 @@ fn run_replay(flags: &ReplayFlags) -> Result<(), Failure> {
     }
     match replay::stands(&result) {
         true => Ok(()),
-        false => Err(Failure::Failed("an arm has another output than off: its figures are void".to_owned())),
+        false => Err(Failure::Failed("an arm failed, or is void since its output is not that of off".to_owned())),
     }
 }

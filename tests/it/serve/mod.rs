@@ -9,5 +9,6 @@ mod model_files;
 pub mod process;
 mod real;
 mod record;
+mod replay;
 mod slow;
 mod streaming;

@@ -7,6 +7,7 @@ use engine::api::{Speculation, Strategy};
 use engine::limits::{STEP_ROWS_MAX, WINDOW_MAX};
 use engine_io::trace::Format;
 
+use super::live::flags::LiveFlags;
 use crate::bench::options::{RunFlags, within};
 use crate::flags::{DraftFlags, StrategyFlag};
 use crate::menu::{BUILT_IN, Menu};
@@ -25,6 +26,9 @@ pub enum Mode {
     /// (`--accept-rate`): what is measured is what verifying costs. Of the recording only the lengths of prompts and
     /// answers matter; each answer is a copy of its prompt.
     Synthetic,
+    /// The model generates every answer, and then the recorded one is what the session goes on with. Asked over HTTP and
+    /// timed at the client: our engine, which this program then serves to itself, and every server of --url.
+    Live,
 }
 
 impl Mode {
@@ -33,6 +37,7 @@ impl Mode {
         match self {
             Self::Forced => "forced",
             Self::Synthetic => "synthetic",
+            Self::Live => "live",
         }
     }
 }
@@ -127,6 +132,9 @@ pub struct ReplayFlags {
     /// Mode synthetic: chance of acceptance by position in the window; the last one goes on [default: 0.8]
     #[arg(long, value_name = "P,..", value_delimiter = ',', value_parser = share)]
     pub accept_rate: Vec<f64>,
+    /// Who else is asked.
+    #[command(flatten)]
+    pub live: LiveFlags,
     /// Write the result to `replay.json` of this folder too.
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,
@@ -151,11 +159,17 @@ impl ReplayFlags {
         if self.ctx_size == Some(1) {
             return Err("--ctx-size 1 holds no prompt and token; give at least 2".to_owned());
         }
-        let wrong = match self.mode {
-            Mode::Forced => (!self.accept_rate.is_empty()).then_some("--accept-rate is for --mode synthetic"),
-            Mode::Synthetic => self.cost.is_some().then_some("--cost is for --mode forced"),
-        };
-        wrong.map_or(Ok(()), |wrong| Err(wrong.to_owned()))
+        let given = [
+            (self.cost.is_some().then_some("--cost"), Mode::Forced),
+            ((!self.accept_rate.is_empty()).then_some("--accept-rate"), Mode::Synthetic),
+            (self.live.given(), Mode::Live),
+        ];
+        for (flag, mode) in given {
+            if let Some(flag) = flag.filter(|_| mode != self.mode) {
+                return Err(format!("{flag} is for --mode {}", mode.name()));
+            }
+        }
+        Ok(())
     }
 
     /// All paths of recordings.

@@ -12,6 +12,7 @@ pub mod drafts;
 pub mod drive;
 mod figures;
 pub mod flags;
+pub mod live;
 pub mod overlay;
 pub mod script;
 mod table;
@@ -42,6 +43,7 @@ use crate::menu;
 use crate::open::pieces;
 use crate::report;
 use crate::serve::gguf_text::GgufText;
+use crate::serve::local::LocalError;
 use drive::{DriveError, Driver};
 use figures::Gathered;
 use flags::{Mode, ReplayFlags};
@@ -88,6 +90,12 @@ pub enum ReplayError {
         /// How.
         source: DriveError,
     },
+    /// Our own server.
+    #[error(transparent)]
+    Local(#[from] LocalError),
+    /// ... ended badly.
+    #[error("the engine ended by itself while it was measured")]
+    Died,
     /// The result could not be written.
     #[error("{file}: cannot be written: {source}")]
     Write {
@@ -109,6 +117,8 @@ impl ReplayError {
     pub fn code(&self) -> u8 {
         match self {
             Self::Usage(_) => 2,
+            Self::Local(error) => error.code(),
+            Self::Died => 1,
             Self::Round { .. } | Self::Write { .. } | Self::Memory(MemoryError::System { .. }) => 1,
             _ => 3,
         }
@@ -135,6 +145,9 @@ pub fn run(flags: &ReplayFlags) -> Result<BenchResult, ReplayError> {
     flags.check().map_err(ReplayError::Usage)?;
     let found = trace::load(&flags.traces(), flags.format.map(Into::into))?;
     say_of(&found);
+    if flags.mode == Mode::Live {
+        return live::command::replay(flags, &found);
+    }
     let subject = open(flags)?;
     let arms = flags.arms(subject.package, subject.facts.mtp).map_err(ReplayError::Usage)?;
     let context = flags.context(subject.facts.context_train_tokens);
@@ -179,7 +192,8 @@ pub fn run(flags: &ReplayFlags) -> Result<BenchResult, ReplayError> {
 
 /// The result as a table for people.
 pub fn text(result: &BenchResult) -> String {
-    table::table(result)
+    let times = if result.mode == Mode::Live.name() { live::command::times(result) } else { String::new() };
+    table::table(result) + &times
 }
 
 /// Whether every figure counts.
@@ -266,7 +280,7 @@ impl<'a> Stage<'a> {
     ) -> Result<Self, ReplayError> {
         let depths = arms.iter().filter(|arm| arm.strategy.uses_mtp()).map(|arm| usize::from(arm.mtp_tokens));
         let cost = match (flags.mode, &flags.cost) {
-            (Mode::Synthetic, _) => None,
+            (Mode::Synthetic | Mode::Live, _) => None,
             (Mode::Forced, Some(path)) => Some(cost::read(path).map_err(ReplayError::Cost)?),
             (Mode::Forced, None) => {
                 let limits = cost::limits();

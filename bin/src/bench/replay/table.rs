@@ -65,6 +65,7 @@ fn block(out: &mut String, title: &str, arms: &[Arm]) {
         let output = match (&arm.failed, &arm.void) {
             (Some(reason), _) => format!("failed: {reason}"),
             (None, Some(void)) => void_text(void),
+            (None, None) if arm.strategy.is_none() => "of another server".to_owned(),
             (None, None) => "as off".to_owned(),
         };
         let lookup =
