@@ -1,6 +1,7 @@
 //! The one integration binary.
 
 mod built_in;
+mod compare;
 mod composite;
 mod forward;
 mod identity;
@@ -8,12 +9,14 @@ mod memory;
 mod pack;
 mod refusals;
 mod replay;
+mod report;
 mod schedule;
 mod serve;
 mod sidecars;
 mod smollm;
 mod stages;
 mod suffix;
+mod sweep;
 mod tick;
 mod tidy;
 mod tokenizers;

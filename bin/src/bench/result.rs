@@ -12,6 +12,7 @@ use engine_io::digest::Sha256;
 use serde::{Deserialize, Serialize};
 
 use super::counters::{Counters, Position, Shares};
+use super::sweep::facts::SweepFacts;
 use crate::menu::Given;
 
 /// Name of the schema.
@@ -42,6 +43,9 @@ pub struct BenchResult {
     pub workloads: Vec<Workload>,
     /// Memory of the process that ran the model.
     pub memory: MemoryFacts,
+    /// How the arms were found, if they are those of a sweep.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sweep: Option<SweepFacts>,
 }
 
 /// A machine.

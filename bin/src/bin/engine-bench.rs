@@ -7,13 +7,16 @@ use std::{fs, io};
 use clap::{Parser, Subcommand};
 use engine::memory::MemoryError;
 use engine::model::MtpStatus;
+use engine_bin::bench::compare::{self, CompareFlags};
 use engine_bin::bench::eval::{self, EvalFlags};
 use engine_bin::bench::options::RunFlags;
 use engine_bin::bench::ppl::{self, PplFlags};
 use engine_bin::bench::replay::flags::ReplayFlags;
 use engine_bin::bench::replay::{self, ReplayError};
+use engine_bin::bench::report::{self as pages, ReportFlags};
 use engine_bin::bench::single::Single;
 use engine_bin::bench::speed::{self, SpeedFlags};
+use engine_bin::bench::sweep::{self, SweepFlags};
 use engine_bin::hub::{self, Wanted};
 use engine_bin::report::{self, chain};
 use engine_io::text::{EncodeOptions, Tokenizer};
@@ -23,7 +26,11 @@ use engine_io::{json, plain};
 const INPUT_BYTES_MAX: u64 = 1 << 30;
 
 #[derive(Parser)]
-#[command(name = "engine-bench", version, about = "Measures models: numerics, perplexity, speed, recorded sessions.")]
+#[command(
+    name = "engine-bench",
+    version,
+    about = "Measures models: numerics, perplexity, speed, recorded sessions. Shows and compares what was measured."
+)]
 struct Cli {
     #[command(subcommand)]
     verb: Verb,
@@ -39,6 +46,12 @@ enum Verb {
     Speed(SpeedFlags),
     /// Recorded sessions, decoded again under several strategies: what is drafted, accepted and gained.
     Replay(Box<ReplayFlags>),
+    /// Which settings draft best: a grid of them, halved over more and more recorded sessions.
+    Sweep(Box<SweepFlags>),
+    /// Two results, arm by arm: what is more than noise.
+    Compare(CompareFlags),
+    /// A result as a page with plots, and as CSV.
+    Report(ReportFlags),
 }
 
 /// Why a verb ended without its result.
@@ -94,6 +107,9 @@ fn main() -> ExitCode {
         Verb::Ppl(mut flags) => find(&mut flags.run).and_then(|()| run_ppl(&flags)),
         Verb::Speed(mut flags) => find(&mut flags.run).and_then(|()| run_speed(&flags)),
         Verb::Replay(mut flags) => find(&mut flags.run).and_then(|()| run_replay(&flags)),
+        Verb::Sweep(mut flags) => find(&mut flags.replay.run).and_then(|()| run_sweep(&flags)),
+        Verb::Compare(flags) => run_compare(&flags),
+        Verb::Report(flags) => run_report(&flags),
     });
     let (code, text) = match done {
         Ok(()) => return ExitCode::SUCCESS,
@@ -227,5 +243,43 @@ fn run_replay(flags: &ReplayFlags) -> Result<(), Failure> {
     match replay::stands(&result) {
         true => Ok(()),
         false => Err(Failure::Failed("an arm failed, or is void since its output is not that of off".to_owned())),
+    }
+}
+
+fn run_sweep(flags: &SweepFlags) -> Result<(), Failure> {
+    let (result, path) = sweep::run(flags).map_err(|error| coded(error.code(), chain(&error)))?;
+    report::note(format!("the result is in {}", path.display()));
+    match flags.replay.json {
+        true => print(&result)?,
+        false => say(&replay::text(&result))?,
+    }
+    match sweep::stands(&result) {
+        true => Ok(()),
+        false => Err(Failure::Failed("a cell has another output than off: its figures are void".to_owned())),
+    }
+}
+
+fn run_compare(flags: &CompareFlags) -> Result<(), Failure> {
+    let comparison = compare::run(flags).map_err(refused)?;
+    match flags.json {
+        true => print(&comparison)?,
+        false => say(&compare::text(&comparison))?,
+    }
+    match compare::stands(&comparison, flags) {
+        true => Ok(()),
+        false => Err(Failure::Failed(
+            "an arm of B is slower than --fail-slower allows, or has no figures that count where A has some".to_owned(),
+        )),
+    }
+}
+
+fn run_report(flags: &ReportFlags) -> Result<(), Failure> {
+    let written = pages::run(flags).map_err(|error| coded(error.code(), chain(&error)))?;
+    match flags.json {
+        true => print(&written),
+        false => {
+            written.html.iter().chain(&written.csv).for_each(|path| report::note(path.display()));
+            Ok(())
+        }
     }
 }

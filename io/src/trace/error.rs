@@ -9,6 +9,9 @@ use super::Format;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TraceError {
+    /// What is there is no file that can be read.
+    #[error(transparent)]
+    File(#[from] crate::Error),
     /// The system refused an operation.
     #[error("{file}: cannot {action}: {source}")]
     Io {

@@ -29,13 +29,14 @@
 //! [`read`] passes that line over and says which it was. Anything else that is no record is an error.
 
 use std::collections::HashMap;
-use std::fs::File;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::io::{self, BufRead, BufReader, Write};
 use std::path::Path;
 
 use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
+
+use crate::plain;
 
 use super::read::parse as json;
 use super::{Request, Role, Session, TraceError, Turn};
@@ -77,7 +78,7 @@ pub struct Recording {
 /// [`TraceError`], naming file and line.
 pub fn read(path: &Path) -> Result<Recording, TraceError> {
     let name = path.display().to_string();
-    let file = File::open(path).map_err(TraceError::io(path, "open it"))?;
+    let (file, _) = plain::open(path)?;
     let mut joined = Joined::default();
     let mut torn = None;
     for record in lines(BufReader::new(file), name) {

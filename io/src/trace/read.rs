@@ -4,12 +4,14 @@
 //! named. A file that is asked for by name has to be one.
 
 use std::collections::BTreeMap;
-use std::fs::{self, File};
+use std::fs;
 use std::io::{BufReader, Read as _};
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 use serde::de::{DeserializeOwned, IgnoredAny};
+
+use crate::plain;
 
 use super::{Session, TraceError, aider, jsonl, openai, openhands, swe_agent, tau_bench};
 
@@ -168,7 +170,7 @@ fn by_line(
     name: &str,
     session: impl Fn(&[u8], &str, &str) -> Result<Session, TraceError>,
 ) -> Result<Vec<Session>, TraceError> {
-    let file = File::open(path).map_err(TraceError::io(path, "open it"))?;
+    let (file, _) = plain::open(path)?;
     let place = path.display().to_string();
     let lines = jsonl::records(BufReader::new(file), place.clone(), DOCUMENT_BYTES_MAX);
     lines
@@ -182,7 +184,7 @@ fn by_line(
 /// The whole of a file.
 fn document(path: &Path) -> Result<Vec<u8>, TraceError> {
     let mut bytes = Vec::new();
-    let file = File::open(path).map_err(TraceError::io(path, "open it"))?;
+    let (file, _) = plain::open(path)?;
     let read = file.take(DOCUMENT_BYTES_MAX as u64 + 1).read_to_end(&mut bytes);
     read.map_err(TraceError::io(path, "read it"))?;
     if bytes.len() > DOCUMENT_BYTES_MAX {
@@ -222,7 +224,7 @@ struct History {
 /// # Errors
 /// A file that cannot be read.
 pub fn detect(path: &Path) -> Result<Option<Format>, TraceError> {
-    let file = File::open(path).map_err(TraceError::io(path, "open it"))?;
+    let (file, _) = plain::open(path)?;
     let place = path.display().to_string();
     let first = jsonl::records(BufReader::new(file), place, DOCUMENT_BYTES_MAX).next();
     let bytes = match first {
@@ -280,6 +282,6 @@ fn of_object(fields: &Fields, bytes: &[u8]) -> Option<Format> {
 
 /// Whether there is more than the first line: a document in one line ends with it.
 fn several_lines(path: &Path) -> bool {
-    let Ok(file) = File::open(path) else { return false };
+    let Ok((file, _)) = plain::open(path) else { return false };
     jsonl::records(BufReader::new(file), String::new(), DOCUMENT_BYTES_MAX).nth(1).is_some()
 }

@@ -9,6 +9,7 @@ use engine::cost::{COST_ROWS, Cost};
 use engine::exec::CpuExecutor;
 use engine::limits::{Limits, LimitsError, WINDOW_MAX};
 use engine::pieces::Pieces;
+use engine_io::{json, plain};
 use serde::Deserialize;
 
 use super::drive::Driver;
@@ -18,6 +19,9 @@ use crate::bench::result::CostFacts;
 const ROUNDS: usize = 5;
 /// Share of a row's pass that a step of the MTP chain takes where a file does not say.
 const DRAFT_SHARE: f64 = 0.1;
+
+/// Longest file of costs.
+const BYTES_MAX: u64 = 1 << 20;
 
 /// A file of costs: of `engine-bench speed --json`, or by hand.
 #[derive(Deserialize)]
@@ -33,8 +37,8 @@ struct File {
 /// What is wrong with the file, in words.
 pub fn read(path: &Path) -> Result<CostFacts, String> {
     let refused = |what: String| format!("{}: {what}", path.display());
-    let bytes = std::fs::read(path).map_err(|error| refused(format!("cannot be read: {error}")))?;
-    let File { rows_ms, draft_ms } = serde_json::from_slice(&bytes).map_err(|error| {
+    let bytes = plain::read(path, BYTES_MAX).map_err(|error| error.to_string())?;
+    let File { rows_ms, draft_ms } = json::parse(&bytes).map_err(|error| {
         refused(format!(
             "{error}; expected {{\"rows_ms\":{{\"1\":2.5,\"8\":4.0}},\"draft_ms\":0.2}}, as speed --json prints"
         ))

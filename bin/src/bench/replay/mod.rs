@@ -17,6 +17,7 @@ pub mod overlay;
 pub mod script;
 mod table;
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -32,7 +33,8 @@ use engine::memory::{Memory, MemoryError};
 use engine::model::{Model, ModelError, MtpStatus};
 use engine::pieces::Pieces;
 use engine::step::{Executor as _, Shape};
-use engine_io::digest::TensorTree;
+use engine_io::plain;
+use engine_io::digest::{Sha256, TensorTree};
 use engine_io::text::{TemplateError, Tokenizer, VocabSpec};
 use engine_io::trace::{self, Found, TraceError};
 
@@ -49,6 +51,9 @@ use figures::Gathered;
 use flags::{Mode, ReplayFlags};
 use overlay::{Dice, Overlay, SimClock, Under};
 use script::{Cuts, Script, Words, Workload};
+
+/// Most that is read of what the system says of itself.
+const SYSTEM_BYTES_MAX: u64 = 4 << 20;
 
 /// Why sessions were not replayed.
 #[derive(Debug, thiserror::Error)]
@@ -142,51 +147,137 @@ struct Subject {
 /// # Errors
 /// [`ReplayError`]. Arms with another output than `off` are no error: they are void.
 pub fn run(flags: &ReplayFlags) -> Result<BenchResult, ReplayError> {
-    flags.check().map_err(ReplayError::Usage)?;
-    let found = trace::load(&flags.traces(), flags.format.map(Into::into))?;
-    say_of(&found);
     if flags.mode == Mode::Live {
+        flags.check().map_err(ReplayError::Usage)?;
+        let found = trace::load(&flags.traces(), flags.format.map(Into::into))?;
+        say_of(&found);
         return live::command::replay(flags, &found);
     }
-    let subject = open(flags)?;
-    let arms = flags.arms(subject.package, subject.facts.mtp).map_err(ReplayError::Usage)?;
-    let context = flags.context(subject.facts.context_train_tokens);
-    let cuts = Cuts { context, max_tokens: flags.max_tokens, limit: flags.limit, min_output: flags.min_output };
-    let words = Words { tokenizer: &subject.tokenizer, text: &subject.text, pieces: &subject.pieces, end: subject.end };
-    let workloads = script::workloads(&found, &words, &cuts, &mut |line| report::note(line));
-    if workloads.is_empty() {
-        let sessions = found.traces.iter().map(|trace| trace.sessions.len()).sum();
-        return Err(ReplayError::Nothing { sessions });
-    }
-    workloads.iter().for_each(|workload| report::note(table::traces_line(&workload.facts)));
-    let traces = workloads.iter().map(|workload| workload.facts.clone()).collect();
+    let mut bench = Bench::open(flags, None)?;
+    let arms = bench.arms()?;
+    bench.stage(flags.limit, &arms)?.replay(&arms)
+}
 
-    let widest = arms.iter().map(|arm| arm.window_max).max().unwrap_or_default();
-    let window_max = usize::from(widest).clamp(1, WINDOW_MAX);
-    let limits = Limits { window_max, ..Limits::new(flags.concurrency, context) };
-    let mut stage = Stage::new(flags, &subject, &arms, &limits)?;
-    let mut all = vec![Gathered::default(); arms.len()];
-    let mut by_source = Vec::new();
-    for workload in workloads {
-        let source = workload.facts.source.clone();
-        let gathered = stage.replay(flags, &arms, workload)?;
-        by_source.push(result::Workload { source, arms: figures::arms(&arms, &gathered) });
-        all.iter_mut().zip(gathered).for_each(|(all, one)| all.join(one));
+/// A model and recordings, opened to be replayed, as often as one likes.
+pub struct Bench<'a> {
+    flags: &'a ReplayFlags,
+    found: Found,
+    subject: Subject,
+    /// What passes are taken to cost, once it is known.
+    cost: Option<CostFacts>,
+}
+
+impl<'a> Bench<'a> {
+    /// Opens what the flags name. With `cost` time is that of this table, where it is simulated.
+    ///
+    /// # Errors
+    /// [`ReplayError`].
+    pub fn open(flags: &'a ReplayFlags, cost: Option<CostFacts>) -> Result<Self, ReplayError> {
+        flags.check().map_err(ReplayError::Usage)?;
+        if flags.mode == Mode::Live {
+            return Err(ReplayError::Usage("--mode live is measured by `replay` alone; give forced or synthetic".to_owned()));
+        }
+        let found = trace::load(&flags.traces(), flags.format.map(Into::into))?;
+        say_of(&found);
+        Ok(Self { flags, found, subject: open(flags)?, cost })
     }
-    // Figures of a file that was written meanwhile are nobody's.
-    subject.model.files.check()?;
-    let memory = MemoryFacts { peak_rss_bytes: peak_rss(), ..stage.memory };
-    Ok(BenchResult {
-        schema: SCHEMA.to_owned(),
-        mode: flags.mode.name().to_owned(),
-        host: host(),
-        model: subject.facts.clone(),
-        run: run_facts(flags, context),
-        cost: stage.cost,
-        traces,
-        arms: figures::arms(&arms, &all),
-        workloads: by_source,
-        memory,
+
+    /// The arms that the flags ask for.
+    ///
+    /// # Errors
+    /// [`ReplayError::Usage`].
+    pub fn arms(&self) -> Result<Vec<Speculation>, ReplayError> {
+        self.flags.arms(self.subject.package, self.subject.facts.mtp).map_err(ReplayError::Usage)
+    }
+
+    /// Sessions of the source that has most of them.
+    pub fn sessions_most(&self) -> usize {
+        let mut sources: BTreeMap<&str, usize> = BTreeMap::new();
+        let sessions = self.found.traces.iter().flat_map(|trace| &trace.sessions);
+        sessions.for_each(|session| *sources.entry(&session.source).or_default() += 1);
+        sources.into_values().max().unwrap_or(0).min(self.flags.limit.unwrap_or(usize::MAX))
+    }
+
+    /// Digest of the recordings, file after file.
+    ///
+    /// # Errors
+    /// A file that cannot be read any more.
+    pub fn recordings(&self) -> Result<Sha256, ReplayError> {
+        let digests = self.found.traces.iter().map(|trace| Sha256::of_file(&trace.path, |_| {}));
+        let digests: Vec<String> = digests.map(|one| Ok(one?.0.to_string())).collect::<Result<_, ReplayError>>()?;
+        Ok(Sha256::of(digests.join("\n").as_bytes()))
+    }
+
+    /// A result without figures.
+    pub fn blank(&self) -> BenchResult {
+        BenchResult {
+            schema: SCHEMA.to_owned(),
+            mode: self.flags.mode.name().to_owned(),
+            host: host(),
+            model: self.subject.facts.clone(),
+            run: run_facts(self.flags, self.context()),
+            cost: self.cost.clone(),
+            ..BenchResult::default()
+        }
+    }
+
+    fn context(&self) -> usize {
+        self.flags.context(self.subject.facts.context_train_tokens)
+    }
+
+    /// Reads at most `limit` sessions of each source, for `arms` to be replayed on.
+    ///
+    /// # Errors
+    /// [`ReplayError`].
+    pub fn stage(&mut self, limit: Option<usize>, arms: &[Speculation]) -> Result<Stage<'_>, ReplayError> {
+        let (flags, subject, context) = (self.flags, &self.subject, self.context());
+        let cuts = Cuts { context, max_tokens: flags.max_tokens, limit, min_output: flags.min_output };
+        let words =
+            Words { tokenizer: &subject.tokenizer, text: &subject.text, pieces: &subject.pieces, end: subject.end };
+        let workloads = script::workloads(&self.found, &words, &cuts, &mut |line| report::note(line));
+        if workloads.is_empty() {
+            let sessions = self.found.traces.iter().map(|trace| trace.sessions.len()).sum();
+            return Err(ReplayError::Nothing { sessions });
+        }
+        workloads.iter().for_each(|workload| report::note(table::traces_line(&workload.facts)));
+        if self.cost.is_none() {
+            self.cost = costs(flags, subject)?;
+        }
+        let widest = arms.iter().map(|arm| arm.window_max).max().unwrap_or_default();
+        let window_max = usize::from(widest).clamp(1, WINDOW_MAX);
+        let depths = arms.iter().filter(|arm| arm.strategy.uses_mtp()).map(|arm| usize::from(arm.mtp_tokens));
+        let mut stage = Stage {
+            blank: self.blank(),
+            flags,
+            subject: &self.subject,
+            limits: Limits { window_max, ..Limits::new(flags.concurrency, context) },
+            depth: depths.max().unwrap_or(0),
+            workloads: Vec::new(),
+            memory: MemoryFacts::default(),
+        };
+        for mut workload in workloads {
+            match flags.mode {
+                Mode::Forced => stage.read_drafts(&mut workload)?,
+                // Never opened here.
+                Mode::Live => {}
+                Mode::Synthetic => Arc::make_mut(&mut workload.scripts).iter_mut().for_each(copy_prompt),
+            }
+            stage.workloads.push(workload);
+        }
+        Ok(stage)
+    }
+}
+
+/// What passes are taken to cost, if time is simulated.
+fn costs(flags: &ReplayFlags, subject: &Subject) -> Result<Option<CostFacts>, ReplayError> {
+    Ok(match (flags.mode, &flags.cost) {
+        (Mode::Synthetic | Mode::Live, _) => None,
+        (Mode::Forced, Some(path)) => Some(cost::read(path).map_err(ReplayError::Cost)?),
+        (Mode::Forced, None) => {
+            let limits = cost::limits();
+            let executor = flags.run.executor(Arc::clone(&subject.model), &limits)?;
+            Some(cost::measure(executor, &limits, &subject.pieces)?)
+        }
     })
 }
 
@@ -261,70 +352,72 @@ fn open(flags: &ReplayFlags) -> Result<Subject, ReplayError> {
     Ok(Subject { model, tokenizer, text, pieces, end, facts, package })
 }
 
-/// Where arms run: one engine, for all of them.
-struct Stage<'a> {
+/// Sessions that were read, and where arms are run on them.
+pub struct Stage<'a> {
+    blank: BenchResult,
+    flags: &'a ReplayFlags,
     subject: &'a Subject,
     limits: Limits,
     /// Depth of the chains that arms ask for, 0 without any.
     depth: usize,
-    cost: Option<CostFacts>,
+    workloads: Vec<Workload>,
     memory: MemoryFacts,
 }
 
-impl<'a> Stage<'a> {
-    fn new(
-        flags: &ReplayFlags,
-        subject: &'a Subject,
-        arms: &[Speculation],
-        limits: &Limits,
-    ) -> Result<Self, ReplayError> {
-        let depths = arms.iter().filter(|arm| arm.strategy.uses_mtp()).map(|arm| usize::from(arm.mtp_tokens));
-        let cost = match (flags.mode, &flags.cost) {
-            (Mode::Synthetic | Mode::Live, _) => None,
-            (Mode::Forced, Some(path)) => Some(cost::read(path).map_err(ReplayError::Cost)?),
-            (Mode::Forced, None) => {
-                let limits = cost::limits();
-                let executor = flags.run.executor(Arc::clone(&subject.model), &limits)?;
-                Some(cost::measure(executor, &limits, &subject.pieces)?)
-            }
-        };
-        Ok(Self {
-            subject,
-            limits: limits.clone(),
-            depth: depths.max().unwrap_or(0),
-            cost,
-            memory: MemoryFacts::default(),
+impl Stage<'_> {
+    /// What passes are taken to cost, where time is simulated.
+    pub fn cost(&self) -> Option<&CostFacts> {
+        self.blank.cost.as_ref()
+    }
+
+    /// Replays `arms`, which were among those that the stage was made for; `off` is one of them.
+    ///
+    /// # Errors
+    /// [`ReplayError`]. Arms with another output than `off` are no error: they are void.
+    pub fn replay(&mut self, arms: &[Speculation]) -> Result<BenchResult, ReplayError> {
+        let mut all = vec![Gathered::default(); arms.len()];
+        let mut by_source = Vec::new();
+        for at in 0..self.workloads.len() {
+            let gathered = self.replay_one(arms, at)?;
+            let source = self.workloads[at].facts.source.clone();
+            by_source.push(result::Workload { source, arms: figures::arms(arms, &gathered) });
+            all.iter_mut().zip(gathered).for_each(|(all, one)| all.join(one));
+        }
+        // Figures of a file that was written meanwhile are nobody's.
+        self.subject.model.files.check()?;
+        Ok(BenchResult {
+            traces: self.workloads.iter().map(|workload| workload.facts.clone()).collect(),
+            arms: figures::arms(arms, &all),
+            workloads: by_source,
+            memory: MemoryFacts { peak_rss_bytes: peak_rss(), ..self.memory.clone() },
+            ..self.blank.clone()
         })
     }
 
     /// Every arm on the sessions of one source, turn by turn.
-    fn replay(
-        &mut self,
-        flags: &ReplayFlags,
-        arms: &[Speculation],
-        mut workload: Workload,
-    ) -> Result<Vec<Gathered>, ReplayError> {
-        let mut driver = match &self.cost {
+    fn replay_one(&mut self, arms: &[Speculation], at: usize) -> Result<Vec<Gathered>, ReplayError> {
+        let flags = self.flags;
+        let mut driver = match self.cost() {
             Some(cost) => {
                 let table = cost::table(cost);
-                self.read_drafts(flags, &mut workload)?;
                 let simulated = Arc::new(AtomicU64::new(0));
                 let clock = Box::new(SimClock::new(Arc::clone(&simulated)));
                 let under = Under::Table { cost: table.clone(), clock: simulated, depth: self.depth };
-                let overlay = self.overlay(self.table_shape(), &workload, under);
+                let overlay = self.overlay(self.table_shape(), &self.workloads[at], under);
                 self.driver(overlay, Some(table), clock)?
             }
             None => {
-                Arc::make_mut(&mut workload.scripts).iter_mut().for_each(copy_prompt);
                 let executor = flags.run.executor(Arc::clone(&self.subject.model), &self.limits)?;
-                self.plan(flags, &self.limits.clone())?;
+                self.plan(&self.limits.clone())?;
                 let shape = executor.shape().clone();
                 let dice = Dice { seed: flags.seed, rates: flags.rates() };
-                let overlay = self.overlay(shape, &workload, Under::Model { executor: Box::new(executor), dice });
+                let under = Under::Model { executor: Box::new(executor), dice };
+                let overlay = self.overlay(shape, &self.workloads[at], under);
                 self.driver(overlay, None, Box::new(Monotonic::default()))?
             }
         };
         self.memory.suffix_index_bytes = driver.suffix_bytes() as u64;
+        let workload = &self.workloads[at];
         let mut gathered = vec![Gathered::default(); arms.len()];
         let off = arms.iter().position(|arm| arm.strategy == Strategy::Off).expect("off is among the arms");
         let mut plain: Option<Vec<Vec<TokenId>>> = None;
@@ -340,9 +433,9 @@ impl<'a> Stage<'a> {
                 let label = || arms[arm].strategy.name().to_owned();
                 let done = done.map_err(|source| ReplayError::Round { label: label(), source })?;
                 let plain = plain.get_or_insert_with(|| done.committed.clone());
-                gathered[arm].hold_against(plain, &done.committed, &workload);
+                gathered[arm].hold_against(plain, &done.committed, workload);
                 if round >= flags.warmup {
-                    gathered[arm].round(done, &workload);
+                    gathered[arm].round(done, workload);
                 }
             }
         }
@@ -370,13 +463,13 @@ impl<'a> Stage<'a> {
     }
 
     /// Lets the MTP block read the sessions, if an arm asks for its drafts.
-    fn read_drafts(&mut self, flags: &ReplayFlags, workload: &mut Workload) -> Result<(), ReplayError> {
+    fn read_drafts(&mut self, workload: &mut Workload) -> Result<(), ReplayError> {
         if self.depth == 0 {
             return Ok(());
         }
         let limits = drafts::limits(self.limits.context, self.depth);
-        let executor = flags.run.executor(Arc::clone(&self.subject.model), &limits)?;
-        self.plan(flags, &limits)?;
+        let executor = self.flags.run.executor(Arc::clone(&self.subject.model), &limits)?;
+        self.plan(&limits)?;
         let tokens = workload.facts.output_tokens;
         report::note(format!("{}: the MTP block drafts after each of {tokens} answer tokens", workload.facts.source));
         let scripts = Arc::make_mut(&mut workload.scripts);
@@ -385,8 +478,8 @@ impl<'a> Stage<'a> {
     }
 
     /// Notes what the executor was planned to take.
-    fn plan(&mut self, flags: &ReplayFlags, limits: &Limits) -> Result<(), ReplayError> {
-        let planned = Memory::of_executor(&self.subject.model, limits, &flags.run.exec_options())?;
+    fn plan(&mut self, limits: &Limits) -> Result<(), ReplayError> {
+        let planned = Memory::of_executor(&self.subject.model, limits, &self.flags.run.exec_options())?;
         for part in planned.parts {
             self.memory.executor_bytes.insert(part.name.to_owned(), part.bytes as u64);
         }
@@ -419,7 +512,7 @@ fn run_facts(flags: &ReplayFlags, context_tokens: usize) -> RunFacts {
 }
 
 fn host() -> Host {
-    let info = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let info = plain::text(Path::new("/proc/cpuinfo"), SYSTEM_BYTES_MAX).unwrap_or_default();
     let model = info.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':'));
     Host {
         cpu: model.map(|(_, name)| name.trim().to_owned()).unwrap_or_default(),
@@ -431,7 +524,7 @@ fn host() -> Host {
 
 /// Most that this process had resident; 0 where the system does not tell.
 fn peak_rss() -> u64 {
-    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let status = plain::text(Path::new("/proc/self/status"), SYSTEM_BYTES_MAX).unwrap_or_default();
     let kib =
         status.lines().find_map(|line| line.strip_prefix("VmHWM:")?.split_whitespace().next()?.parse::<u64>().ok());
     kib.unwrap_or(0) << 10

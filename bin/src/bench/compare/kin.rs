@@ -1,0 +1,98 @@
+//! Whether two results are of the same question: the same model, the same prompts, the same way of replaying them.
+
+use engine::api::Strategy;
+
+use super::harmless;
+use crate::bench::result::{Arm, BenchResult, ModelFacts, TraceFacts};
+
+/// What two results differ in beside their figures.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Differences {
+    /// Of these each makes a comparison meaningless.
+    pub against: Vec<String>,
+    /// These may be what is compared.
+    pub beside: Vec<String>,
+}
+
+/// Holds two results against each other.
+pub fn differences(a: &BenchResult, b: &BenchResult) -> Differences {
+    let mut out = Differences::default();
+    let mut against = |what: &str, a: String, b: String| {
+        if a != b {
+            out.against.push(harmless(&format!("{what}: {a} against {b}")));
+        }
+    };
+    against("mode", a.mode.clone(), b.mode.clone());
+    let (one, other) = models(&a.model, &b.model);
+    against("model", one, other);
+    let sources = |result: &BenchResult| result.traces.iter().map(|t| t.source.clone()).collect::<Vec<_>>().join(", ");
+    against("workloads", sources(a), sources(b));
+    for facts in &a.traces {
+        let Some(other) = b.traces.iter().find(|other| other.source == facts.source) else { continue };
+        let told = |t: &TraceFacts| {
+            format!("{} answers of {} tokens, prompts of {}", t.outputs_n, t.output_tokens, t.prompt_tokens)
+        };
+        against(&format!("prompts of {}", facts.source), told(facts), told(other));
+    }
+    against("tokens that off commits", committed(a, b), committed(b, a));
+    let rates = |result: &BenchResult| format!("{:?}", result.run.accept_rates);
+    against("chances of acceptance", rates(a), rates(b));
+    if !a.run.accept_rates.is_empty() {
+        against("seed of the dice", a.run.seed.to_string(), b.run.seed.to_string());
+    }
+    if a.run.simulated && b.run.simulated && costs(a) != costs(b) {
+        out.against.push("cost tables that times are simulated with: give both runs the same --cost FILE".to_owned());
+    }
+
+    let mut beside = |what: &str, a: String, b: String| {
+        if a != b {
+            out.beside.push(harmless(&format!("{what}: {a} against {b}")));
+        }
+    };
+    beside("version", a.host.version.clone(), b.host.version.clone());
+    beside("processor", a.host.cpu.clone(), b.host.cpu.clone());
+    beside("instructions", a.host.isa.clone(), b.host.isa.clone());
+    let numbers = |result: &BenchResult| {
+        let run = &result.run;
+        [run.threads, run.concurrency, run.context_tokens, run.repeats, run.warmup].map(|n| n.to_string())
+    };
+    let names = ["threads", "sessions at once", "context", "rounds", "rounds before them"];
+    for ((name, a), b) in names.into_iter().zip(numbers(a)).zip(numbers(b)) {
+        beside(name, a, b);
+    }
+    for arm in &a.arms {
+        if let Some(other) = b.arms.iter().find(|other| other.label == arm.label)
+            && other.settings != arm.settings
+        {
+            let told = |arm: &Arm| serde_json::to_string(&arm.settings).unwrap_or_default();
+            beside(&format!("settings of {}", arm.label), told(arm), told(other));
+        }
+    }
+    out
+}
+
+/// The models in words: by their tensors where both tell, else by their names.
+fn models(a: &ModelFacts, b: &ModelFacts) -> (String, String) {
+    let short = |model: &ModelFacts, digest: String| format!("{} (tensors {:.12})", model.name, digest);
+    match (&a.tensor_tree_sha256, &b.tensor_tree_sha256) {
+        (Some(one), Some(other)) if one == other => (String::new(), String::new()),
+        (Some(one), Some(other)) => (short(a, one.to_string()), short(b, other.to_string())),
+        _ => (a.name.clone(), b.name.clone()),
+    }
+}
+
+/// Digest of what `off` committed, if both tell one.
+fn committed(result: &BenchResult, other: &BenchResult) -> String {
+    let digest = |result: &BenchResult| {
+        let off = result.arms.iter().find(|arm| arm.strategy == Some(Strategy::Off));
+        off.and_then(|arm| arm.output_sha256).map(|digest| format!("{:.12}", digest.to_string()))
+    };
+    digest(result).filter(|_| digest(other).is_some()).unwrap_or_default()
+}
+
+/// What passes cost, wherever the table is from.
+fn costs(result: &BenchResult) -> Option<(Vec<(usize, u64)>, u64)> {
+    let cost = result.cost.as_ref()?;
+    let rows = cost.rows_ms.iter().map(|(rows, ms)| (*rows, ms.to_bits())).collect();
+    Some((rows, cost.draft_ms.to_bits()))
+}

@@ -1,0 +1,237 @@
+//! `engine-bench sweep`: halving, going on after a stop, and what a package makes of the winner.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use engine::api::Strategy;
+use engine_bin::bench::result::{BenchResult, SCHEMA};
+use engine_bin::bench::sweep::facts::SweepFacts;
+use engine_io::trace::{Role, Session, Turn, jsonl};
+use serde_json::Value;
+use tempfile::TempDir;
+
+use crate::pack::engine_pack;
+use crate::serve::process::program;
+
+/// Recordings of two sources, a cost table, and room for results.
+struct Bench {
+    folder: TempDir,
+}
+
+impl Bench {
+    fn new() -> Self {
+        let folder = tempfile::tempdir().expect("a scratch folder");
+        let code = "```python\ndef add(total, x):\n    total = total + x\n    return total\n```";
+        let session = |source: &str, id: &str, name: &str| Session {
+            id: id.to_owned(),
+            source: source.to_owned(),
+            turns: vec![
+                Turn::new(Role::User, format!("Rename `total` to `{name}` everywhere.\n{code}")),
+                Turn::output(code.replace("total", name)),
+                Turn::new(Role::Tool, format!("file written\n{}", code.replace("total", name))),
+                Turn::output(format!("Done. It reads\n{}", code.replace("total", name))),
+            ],
+            ..Session::default()
+        };
+        let mut bytes = Vec::new();
+        for (source, id, name) in
+            [("edits", "a", "amount"), ("edits", "b", "sum"), ("edits", "c", "count"), ("tools", "d", "all")]
+        {
+            jsonl::write(&mut bytes, &session(source, id, name)).expect("memory takes it");
+        }
+        fs::write(folder.path().join("sessions.jsonl"), bytes).expect("the folder takes it");
+        let cost = r#"{"rows_ms":{"1":2.0,"64":4.0},"draft_ms":0.1}"#;
+        fs::write(folder.path().join("cost.json"), cost).expect("the folder takes it");
+        Self { folder }
+    }
+
+    /// Runs the verb in the folder: exit code, stdout, stderr.
+    fn sweep(&self, flags: &[&str]) -> (Option<i32>, String, String) {
+        let fixed = ["sweep", "sessions.jsonl", "--mode", "forced", "--cost", "cost.json", "--threads", "1"];
+        let rounds = ["--repeats", "2", "--warmup", "0", "--ctx-size", "512"];
+        let mut command = Command::new(program("engine-bench"));
+        let command = command.current_dir(self.folder.path()).args(fixed).args(rounds).args(flags);
+        let output = command.output().expect("it runs");
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        (output.status.code(), text(&output.stdout), text(&output.stderr))
+    }
+
+    fn result(&self, out: &str) -> BenchResult {
+        let text = fs::read(self.folder.path().join(out).join("sweep.json")).expect("it was written");
+        serde_json::from_slice(&text).expect("it is a result")
+    }
+
+    fn write(&self, out: &str, result: &BenchResult) {
+        let text = serde_json::to_vec(result).expect("plain data");
+        fs::create_dir_all(self.folder.path().join(out)).expect("a folder");
+        fs::write(self.folder.path().join(out).join("sweep.json"), text).expect("the folder takes it");
+    }
+
+    fn path(&self, name: &str) -> String {
+        self.folder.path().join(name).display().to_string()
+    }
+}
+
+/// A small grid: four cells of the MTP block, four of the index, eight of both.
+const GRID: [&str; 12] = [
+    "--axis",
+    "mtp-tokens=1,3",
+    "--axis",
+    "suffix-min=3,5",
+    "--axis",
+    "suffix-max=32",
+    "--axis",
+    "suffix-tokens=16",
+    "--axis",
+    "window=16",
+    "--axis",
+    "policy=fixed,adaptive",
+];
+
+fn facts(result: &BenchResult) -> &SweepFacts {
+    result.sweep.as_ref().expect("a sweep")
+}
+
+/// Cells fall out rung by rung over more and more sessions; the finalists run side by side over all of them; a package
+/// takes the winner and says why.
+#[test]
+fn a_sweep_finds_what_a_package_then_says() {
+    let bench = Bench::new();
+    let (code, out, error) = bench.sweep(&[&GRID[..], &["--out", "out", "--json"]].concat());
+    assert_eq!(code, Some(0), "{error}");
+    let result = bench.result("out");
+    assert_eq!(serde_json::from_str::<BenchResult>(&out).expect("one object"), result);
+    assert_eq!(result.schema, SCHEMA);
+    let sweep = facts(&result);
+    assert!(sweep.done);
+    let rungs: Vec<(usize, usize)> = sweep.rungs.iter().map(|rung| (rung.sessions_n, rung.cells.len())).collect();
+    // Four, four and eight cells; then two, two and three, which are few enough.
+    assert_eq!(rungs, [(1, 16)]);
+    for strategy in [Strategy::Mtp, Strategy::NgramSuffix, Strategy::MtpSuffix] {
+        let of = || sweep.rungs[0].cells.iter().filter(|cell| cell.strategy == strategy);
+        let worst = of().filter(|cell| cell.kept).map(|cell| cell.speedup).fold(f64::MAX, f64::min);
+        assert!(of().filter(|cell| !cell.kept).all(|cell| cell.speedup <= worst), "{}", strategy.name());
+        assert!(of().all(|cell| !cell.void && (cell.speedup - cell.decode_tok_s.median / cell.off_tok_s).abs() < 1e-9));
+    }
+    let labels: Vec<&str> = result.arms.iter().map(|arm| arm.label.as_str()).collect();
+    let kept = sweep.rungs[0].cells.iter().filter(|cell| cell.kept).map(|cell| cell.label.as_str());
+    assert_eq!(labels, ["off"].into_iter().chain(kept).collect::<Vec<_>>());
+    assert_eq!(labels.len(), 8);
+    assert_eq!(result.traces.iter().map(|facts| facts.outputs_n).sum::<usize>(), 8, "all sessions in the end");
+    for arm in &result.arms {
+        assert_eq!(arm.output_sha256, result.arms[0].output_sha256, "{}", arm.label);
+    }
+
+    let model = concat!(env!("CARGO_MANIFEST_DIR"), "/../bin/model/slipstream-tiny-coder-Q8_0.gguf");
+    assert!(Path::new(model).exists());
+    let (package, json) = (bench.path("package"), bench.path("out/sweep.json"));
+    let (code, _, error) =
+        engine_pack(&["package", "--model", model, "--out", &package, "--model-id", "a/b:Q8_0", "--from-bench", &json]);
+    assert_eq!(code, Some(0), "{error}");
+    let manifest = fs::read_to_string(Path::new(&package).join("model-package.json")).expect("it was written");
+    let best = result.arms[1..].iter().max_by(|a, b| a.decode_tok_s.median.total_cmp(&b.decode_tok_s.median));
+    let best = best.expect("there are arms");
+    let name = best.strategy.expect("ours").name();
+    let json: Value = serde_json::from_str(&manifest).expect("JSON");
+    let speculative = &json["generation"]["speculative_decoding"];
+    assert_eq!(speculative["default"], name);
+    let window = &speculative["strategies"][name]["window_policy"];
+    assert_eq!(window["max_window"], best.settings.window.max.expect("all settings are told"));
+    assert_eq!(window["initial_window"], best.settings.window.initial.expect("all settings are told"));
+    let reason =
+        format!("fastest of 7 measured arms with the output of off: {name} {:.2} tok/s", best.decode_tok_s.median);
+    assert!(manifest.contains(&reason), "{manifest} does not say {reason}");
+}
+
+/// A sweep that was stopped goes on: what was run is not run again, and the end is the same.
+#[test]
+fn a_sweep_goes_on_where_it_stopped() {
+    let bench = Bench::new();
+    let flags = [&GRID[..], &["--arms", "off,ngram-suffix,mtp"]].concat();
+    let run = |out: &str, more: &[&str]| bench.sweep(&[&flags[..], &["--out", out], more].concat());
+    let (code, _, error) = run("whole", &["--keep-one-in", "2"]);
+    assert_eq!(code, Some(0), "{error}");
+    let whole = bench.result("whole");
+    assert_eq!(facts(&whole).rungs[0].cells.len(), 8);
+
+    // As if it had been stopped after five cells. A mark on one of them shows that nobody runs it again.
+    let mut stopped = whole.clone();
+    (stopped.arms, stopped.workloads) = (vec![], vec![]);
+    let sweep = stopped.sweep.as_mut().expect("a sweep");
+    sweep.done = false;
+    sweep.rungs.truncate(1);
+    sweep.rungs[0].cells.truncate(5);
+    sweep.rungs[0].cells.iter_mut().for_each(|cell| cell.kept = false);
+    sweep.rungs[0].cells[1].off_tok_s = 12345.0;
+    bench.write("stopped", &stopped);
+    let (code, _, error) = engine_pack(&[
+        "package",
+        "--out",
+        &bench.path("p"),
+        "--from-bench",
+        &bench.path("stopped/sweep.json"),
+        "--model",
+        concat!(env!("CARGO_MANIFEST_DIR"), "/../bin/model/slipstream-tiny-coder-Q8_0.gguf"),
+        "--model-id",
+        "a/b:Q8_0",
+    ]);
+    assert_eq!(code, Some(3), "a sweep on its way is no measurement: {error}");
+    assert!(error.contains("has no arm off"), "{error}");
+
+    let (code, _, error) = run("stopped", &["--keep-one-in", "2"]);
+    assert_eq!(code, Some(3), "{error}");
+    assert!(error.contains("exists; --resume goes on with it"), "{error}");
+    let (code, _, error) = run("stopped", &["--keep-one-in", "2", "--resume"]);
+    assert_eq!(code, Some(0), "{error}");
+    assert!(error.contains("rung 1: 8 cells, at most 1 sessions of each source, 5 of them run before"), "{error}");
+    let resumed = bench.result("stopped");
+    let (was, now) = (facts(&whole), facts(&resumed));
+    assert_eq!(now.rungs[0].cells[1].off_tok_s, 12345.0, "it was not run again");
+    let cells = |sweep: &SweepFacts| -> Vec<(String, bool)> {
+        sweep.rungs.iter().flat_map(|rung| &rung.cells).map(|cell| (cell.label.clone(), cell.kept)).collect()
+    };
+    assert_eq!(cells(now), cells(was));
+    for (a, b) in whole.arms.iter().zip(&resumed.arms) {
+        assert_eq!((&a.label, &a.speculation, a.output_sha256), (&b.label, &b.speculation, b.output_sha256));
+    }
+    let (code, _, error) = run("stopped", &["--keep-one-in", "2", "--resume"]);
+    assert_eq!(code, Some(0), "{error}");
+    assert!(error.contains("the sweep is done already"), "{error}");
+
+    // Another sweep is not gone on with.
+    for (more, word) in [
+        (&["--keep-one-in", "3"][..], "--keep-one-in"),
+        (&["--keep-one-in", "2", "--axis", "window=8"], "grid"),
+        (&["--keep-one-in", "2", "--max-tokens", "9"], "flags of the replay"),
+    ] {
+        let (code, _, error) = run("stopped", &[more, &["--resume"]].concat());
+        assert_eq!(code, Some(3), "{error}");
+        assert!(error.contains(&format!("is of another sweep ({word})")), "{error}");
+    }
+    let text = fs::read_to_string(bench.path("sessions.jsonl")).expect("it is there").replace("amount", "figure");
+    fs::write(bench.path("sessions.jsonl"), text).expect("the folder takes it");
+    let (code, _, error) = run("stopped", &["--keep-one-in", "2", "--resume"]);
+    assert_eq!(code, Some(3), "{error}");
+    assert!(error.contains("(recordings)"), "{error}");
+}
+
+#[test]
+fn what_is_no_sweep_is_refused() {
+    let bench = Bench::new();
+    bench.write("replay", &BenchResult { schema: SCHEMA.into(), ..BenchResult::default() });
+    for (flags, expected, word) in [
+        (&[][..], 2, "--out DIR is missing"),
+        (&["--out", "o", "--axis", "width=3"], 2, "width is no axis"),
+        (&["--out", "o", "--window-initial", "4"], 2, "no axes of a sweep"),
+        (&["--out", "o", "--arms", "off"], 2, "the grid has no cell"),
+        (&["--out", "o", "--arms", "mtp"], 2, "lacks off"),
+        (&["--out", "o", "--keep-one-in", "1"], 2, "from 2 to 100"),
+        (&["--out", "replay", "--resume"], 3, "is no sweep"),
+    ] {
+        let (code, out, error) = bench.sweep(flags);
+        assert_eq!((code, out.as_str()), (Some(expected), ""), "{flags:?}: {error}");
+        assert!(error.contains(word), "{flags:?}: {error} does not say {word}");
+    }
+    assert!(!Path::new(&bench.path("o")).exists(), "nothing is written before there is a cell");
+}
