@@ -20,6 +20,15 @@ impl Isa {
         *BEST.get_or_init(detect)
     }
 
+    /// Its name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Scalar => "scalar",
+            Self::Avx2 => "avx2",
+            Self::Avx512 => "avx512",
+        }
+    }
+
     /// Every one this machine can run, [`Isa::Scalar`] first.
     pub fn available() -> Vec<Self> {
         [Self::Scalar, Self::Avx2, Self::Avx512].into_iter().filter(|isa| *isa <= Self::best()).collect()

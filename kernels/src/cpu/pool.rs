@@ -11,6 +11,7 @@
 
 use std::any::Any;
 use std::cell::{Cell, UnsafeCell};
+use std::io;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
@@ -68,7 +69,7 @@ struct Shared {
     cores_scarce: bool,
 }
 
-// SAFETY: `job` is the only field that is not Sync by itself; the gate protocol (see `Pool::start`) orders every access.
+// SAFETY: `job` is the only field that is not Sync by itself; the gate protocol (see `Pool::begin`) orders every access.
 unsafe impl Sync for Shared {}
 // SAFETY: as above; the pointee is Sync and outlives its use.
 unsafe impl Send for Shared {}
@@ -105,6 +106,17 @@ impl Pool {
     /// # Panics
     /// If `threads` is 0 or the operating system refuses a thread.
     pub fn new(threads: usize) -> Self {
+        Self::start(threads).expect("the operating system refused a worker thread")
+    }
+
+    /// As [`Self::new`]. Where a thread is refused, those that were had are joined.
+    ///
+    /// # Errors
+    /// If the operating system refuses a thread.
+    ///
+    /// # Panics
+    /// If `threads` is 0.
+    pub fn start(threads: usize) -> io::Result<Self> {
         assert!(threads > 0, "a pool has at least one worker, its caller");
         let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
         let shared = Arc::new(Shared {
@@ -119,16 +131,14 @@ impl Pool {
             left: Condvar::new(),
             cores_scarce: threads > cores,
         });
-        let workers = (1..threads)
-            .map(|worker| {
-                let shared = Arc::clone(&shared);
-                std::thread::Builder::new()
-                    .name(format!("worker-{worker}"))
-                    .spawn(move || shared.serve(worker))
-                    .expect("the operating system refused a worker thread")
-            })
-            .collect();
-        Self { shared, workers, turn: Mutex::new(()) }
+        // Dropping it ends the workers that it has, so an early return leaves none behind.
+        let mut pool = Self { shared, workers: Vec::with_capacity(threads - 1), turn: Mutex::new(()) };
+        for worker in 1..threads {
+            let shared = Arc::clone(&pool.shared);
+            let builder = std::thread::Builder::new().name(format!("worker-{worker}"));
+            pool.workers.push(builder.spawn(move || shared.serve(worker))?);
+        }
+        Ok(pool)
     }
 
     /// Workers, the caller included.
@@ -151,7 +161,7 @@ impl Pool {
     /// # Panics
     /// With the panic of `work`, after every running call has ended.
     pub fn run(&self, work: impl Fn(usize) + Sync) {
-        self.start(self.threads(), 1, &|_, piece: Range<usize>| piece.for_each(&work));
+        self.begin(self.threads(), 1, &|_, piece: Range<usize>| piece.for_each(&work));
     }
 
     /// Calls `work` with ranges that together cover `0..items` once, each a multiple of `grain` long (but the last).
@@ -159,13 +169,13 @@ impl Pool {
     /// # Panics
     /// With the panic of `work`, after every running call has ended; if `grain` is 0.
     pub fn split(&self, items: usize, grain: usize, work: impl Fn(Range<usize>) + Sync) {
-        self.start(items, grain, &|_, piece| work(piece));
+        self.begin(items, grain, &|_, piece| work(piece));
     }
 
     /// As [`Pool::split`]; `work` is also told which worker it runs on, `0..threads()`: no two calls run at the same
     /// time under the same number.
     pub fn split_with_worker(&self, items: usize, grain: usize, work: impl Fn(usize, Range<usize>) + Sync) {
-        self.start(items, grain, &work);
+        self.begin(items, grain, &work);
     }
 
     /// As [`Pool::split`] over the rows of `dst: [rows][width]`; `work(first_row, rows)` owns the rows it is given.
@@ -182,14 +192,14 @@ impl Pool {
         assert!(width > 0 && dst.len().is_multiple_of(width), "{} elements are no rows of {width}", dst.len());
         let rows = dst.len() / width;
         let disjoint = Disjoint::new(dst);
-        self.start(rows, grain, &|_, piece| {
+        self.begin(rows, grain, &|_, piece| {
             // SAFETY: the pieces of a job do not overlap.
             let rows = unsafe { disjoint.range(piece.start * width..piece.end * width) };
             work(piece.start, rows);
         });
     }
 
-    fn start(&self, items: usize, grain: usize, work: &(dyn Fn(usize, Range<usize>) + Sync)) {
+    fn begin(&self, items: usize, grain: usize, work: &(dyn Fn(usize, Range<usize>) + Sync)) {
         assert!(grain > 0, "pieces of no items");
         if items == 0 {
             return;
