@@ -80,7 +80,7 @@ pub enum ScheduleFlag {
 
 /// Whose MTP block drafts.
 #[derive(Clone, Debug, Args)]
-pub struct DraftFlags {
+pub struct SidecarFlags {
     /// An MTP sidecar of the model, or hf:ORG/NAME[:QUANT] of a hub: its block drafts instead of the model's own [also:
     /// --draft-model, -md]
     #[arg(long, alias = "draft-model", value_name = "SIDECAR.gguf")]
@@ -281,7 +281,7 @@ pub struct LowArgs {
     pub schedule: ScheduleFlag,
     /// Whose MTP block drafts.
     #[command(flatten)]
-    pub draft: DraftFlags,
+    pub sidecar: SidecarFlags,
     /// What decides how much memory is taken.
     #[command(flatten)]
     pub size: SizeFlags,
@@ -359,7 +359,7 @@ impl LowArgs {
         }
         self.size.check()?;
         let of_http = !self.api_key.is_empty() || self.api_key_file.is_some() || self.record.is_some();
-        self.link.check(&self.stage, &self.draft, of_http)?;
+        self.link.check(&self.stage, &self.sidecar, of_http)?;
         Ok(ServeArgs { low: self, strategy, given, schedule })
     }
 }

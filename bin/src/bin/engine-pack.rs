@@ -96,7 +96,7 @@ fn find(verb: &mut Verb) -> Result<(), PackError> {
     use Wanted::{Model, Sidecar};
     let names: [Option<(&mut PathBuf, Wanted)>; 2] = match verb {
         Verb::Inspect(flags) => {
-            let draft = flags.draft.spec_draft_model.as_mut();
+            let draft = flags.sidecar.spec_draft_model.as_mut();
             [flags.model.as_mut().map(|path| (path, Model)), draft.map(|path| (path, Sidecar))]
         }
         Verb::ConvertHead(flags) => {

@@ -268,7 +268,7 @@ pub fn memory(
     let tokenizer = Tokenizer::from_meta(model.meta()).ok();
     let subject =
         Subject { file: model, built_in: false, draft: None, planned: &planned, tokenizer: tokenizer.as_ref() };
-    let setting = Setting { repack: load.repack, limits, options, bounds: Bounds::default() };
+    let setting = Setting { repack: load.repack, limits, options, bounds: Bounds::default(), record: false };
     let process = memory::plan(&subject, &setting)?.peak();
     // Many stages are not planned one by one: each may work with what the whole model has beside all its caches.
     let planned_sequences = if count > 2 { by_block.iter().sum() } else { sequences };

@@ -14,7 +14,7 @@ use engine_io::ModelFile;
 use engine_io::text::Tokenizer;
 use serde::Serialize;
 
-use crate::flags::{DraftFlags, SizeFlags, StageFlags};
+use crate::flags::{SidecarFlags, SizeFlags, StageFlags};
 use crate::memory::{self, Setting, Subject, human};
 use crate::open::ModelSource;
 use crate::pack::PackError;
@@ -29,7 +29,7 @@ pub struct InspectFlags {
     pub model: Option<PathBuf>,
     /// Whose MTP block drafts.
     #[command(flatten)]
-    pub draft: DraftFlags,
+    pub sidecar: SidecarFlags,
     /// What decides how much memory is taken.
     #[command(flatten)]
     pub size: SizeFlags,
@@ -200,7 +200,7 @@ pub fn inspect(flags: &InspectFlags) -> Result<Report, PackError> {
     let open = size.open_options();
     let load = LoadOptions { stage: flags.stage.choice(), ..size.load_options() };
     let file = ModelSource::from(flags.model.clone()).open(open).map_err(ModelError::from)?;
-    let draft = flags.draft.spec_draft_model.as_ref().map(|path| ModelFile::open(path, open)).transpose();
+    let draft = flags.sidecar.spec_draft_model.as_ref().map(|path| ModelFile::open(path, open)).transpose();
     let draft = draft.map_err(ModelError::from)?;
     let (kind, planned) = match Planned::new(&file, draft.as_ref(), load) {
         Err(ModelError::Sidecar { .. }) if draft.is_none() => (Kind::Sidecar, Planned::sidecar(&file, load)?),

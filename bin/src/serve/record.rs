@@ -463,10 +463,10 @@ mod tests {
         assert_eq!(few.counts.queued_bytes.load(Ordering::Relaxed), held, "what was lost is not counted");
         // One that is longer than all room waits alone.
         let (many, taken) = recorder(9);
-        [QUEUE_BYTES + 1, 1, 1].map(|bytes| many.add(line(bytes)));
+        [QUEUE_BYTES + 1, 1, 1].into_iter().for_each(|bytes| many.add(line(bytes)));
         assert_eq!((taken.len(), many.counts.lost.load(Ordering::Relaxed)), (1, 2));
         let (many, taken) = recorder(9);
-        [QUEUE_BYTES / 2, QUEUE_BYTES / 2 - 100, QUEUE_BYTES].map(|bytes| many.add(line(bytes)));
+        [QUEUE_BYTES / 2, QUEUE_BYTES / 2 - 100, QUEUE_BYTES].into_iter().for_each(|bytes| many.add(line(bytes)));
         assert_eq!((taken.len(), many.counts.lost.load(Ordering::Relaxed)), (2, 1));
     }
 

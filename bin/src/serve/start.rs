@@ -112,7 +112,7 @@ pub fn open(args: &ServeArgs) -> Result<Files, LoadError> {
         path.as_deref().map(|path| hub::local(path, wanted, &|line| tracing::info!("{line}"))).transpose()
     };
     let model = local(&args.low.model, Wanted::Model)?;
-    let draft = local(&args.low.draft.spec_draft_model, Wanted::Sidecar)?;
+    let draft = local(&args.low.sidecar.spec_draft_model, Wanted::Sidecar)?;
     let model = ModelSource::from(model).open(options)?;
     let draft = draft.map(|path| ModelFile::open(path, options)).transpose()?;
     Ok(Files { model, draft })

@@ -7,7 +7,7 @@ use std::time::Duration;
 use clap::Args;
 
 use crate::bench::options::within;
-use crate::flags::{DraftFlags, StageFlags};
+use crate::flags::{SidecarFlags, StageFlags};
 
 /// The longest that a peer may take for an answer, unless told.
 const TIMEOUT_SECONDS_DEFAULT: usize = 60;
@@ -53,14 +53,14 @@ impl LinkFlags {
     ///
     /// # Errors
     /// What is wrong.
-    pub fn check(&self, stage: &StageFlags, draft: &DraftFlags, of_http: bool) -> Result<(), String> {
+    pub fn check(&self, stage: &StageFlags, sidecar: &SidecarFlags, of_http: bool) -> Result<(), String> {
         match stage.stage {
             None => Ok(()),
             Some((0, _)) => {
                 if self.peer.is_none() {
                     return Err("--stage 0/2 needs --peer: the address at which stage 1 listens".to_owned());
                 }
-                if draft.spec_draft_model.is_some() {
+                if sidecar.spec_draft_model.is_some() {
                     return Err("--spec-draft-model belongs to --stage 1/2, where the MTP block is run".to_owned());
                 }
                 Ok(())

@@ -33,8 +33,8 @@ use engine::memory::{Memory, MemoryError};
 use engine::model::{Model, ModelError, MtpStatus};
 use engine::pieces::Pieces;
 use engine::step::{Executor as _, Shape};
-use engine_io::plain;
 use engine_io::digest::{Sha256, TensorTree};
+use engine_io::plain;
 use engine_io::text::{TemplateError, Tokenizer, VocabSpec};
 use engine_io::trace::{self, Found, TraceError};
 
@@ -175,7 +175,9 @@ impl<'a> Bench<'a> {
     pub fn open(flags: &'a ReplayFlags, cost: Option<CostFacts>) -> Result<Self, ReplayError> {
         flags.check().map_err(ReplayError::Usage)?;
         if flags.mode == Mode::Live {
-            return Err(ReplayError::Usage("--mode live is measured by `replay` alone; give forced or synthetic".to_owned()));
+            return Err(ReplayError::Usage(
+                "--mode live is measured by `replay` alone; give forced or synthetic".to_owned(),
+            ));
         }
         let found = trace::load(&flags.traces(), flags.format.map(Into::into))?;
         say_of(&found);

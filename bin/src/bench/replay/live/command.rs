@@ -96,7 +96,7 @@ fn serve_args(flags: &ReplayFlags) -> Result<ServeArgs, ReplayError> {
     low.draft = flags.draft;
     // Those of the environment are for servers that others reach.
     low.api_key = Vec::new();
-    low.size.spec_draft_model = run.draft_model.clone();
+    low.sidecar.spec_draft_model = run.draft_model.clone();
     low.size.ctx_size = flags.ctx_size;
     low.size.parallel = flags.concurrency;
     low.size.threads = Some(run.threads);
