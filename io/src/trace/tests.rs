@@ -70,7 +70,7 @@ fn what_is_written_is_read_again() {
     assert_eq!(text.lines().count(), 3, "a line for each request, and one for what stands behind them");
     assert_eq!(read(&text).expect("our own"), Recording { sessions: vec![session()], torn: None });
     let bare = Session { turns: vec![Turn::new(Role::User, "x"), Turn::output("y")], ..Session::default() };
-    assert_eq!(read(&written(&[bare.clone()])).expect("our own").sessions, [bare]);
+    assert_eq!(read(&written(std::slice::from_ref(&bare))).expect("our own").sessions, [bare]);
 }
 
 #[test]

@@ -168,7 +168,7 @@ impl Peer {
         let mut out = Answer::default();
         let mut ended = false;
         loop {
-            let event = events.next().map_err(|error| match error {
+            let event = events.read().map_err(|error| match error {
                 SseError::Io(error) => self.transport(url, error),
                 other => strange(other.to_string()),
             })?;

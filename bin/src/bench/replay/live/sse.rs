@@ -43,7 +43,7 @@ impl<R: BufRead> Events<R> {
     ///
     /// # Errors
     /// [`SseError`].
-    pub fn next(&mut self) -> Result<Option<String>, SseError> {
+    pub fn read(&mut self) -> Result<Option<String>, SseError> {
         let mut data: Option<String> = None;
         loop {
             let Some(line) = self.line()? else {
@@ -107,7 +107,7 @@ mod tests {
     fn all(bytes: &[u8], piece: usize) -> Result<Vec<String>, String> {
         let mut events = Events::new(io::BufReader::with_capacity(piece, bytes));
         let mut out = Vec::new();
-        while let Some(data) = events.next().map_err(|e| e.to_string())? {
+        while let Some(data) = events.read().map_err(|e| e.to_string())? {
             out.push(data);
         }
         Ok(out)
