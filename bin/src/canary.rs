@@ -18,7 +18,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use engine::exec::{CpuExecutor, ExecOptions};
+use engine::exec::{CpuExecutor, ExecOptions, Pool};
 use engine::ids::TokenId;
 use engine::limits::Limits;
 use engine::model::{Model, MtpStatus};
@@ -153,16 +153,23 @@ pub fn is_mute<E: Executor>(executor: E, tokenizer: &Tokenizer) -> bool {
     asked
 }
 
-/// Checks the MTP block of a model that nothing else uses yet. One that does not fit is reported and, unless `force`,
-/// taken from the model. `head` is the file that the block is from.
+/// Checks the MTP block of a model that nothing else uses yet, on the workers of `pool`. One that does not fit is
+/// reported and, unless `force`, taken from the model. `head` is the file that the block is from.
 ///
 /// # Panics
 /// If the model is shared.
-pub fn judge(model: &mut Arc<Model>, tokenizer: &Tokenizer, options: ExecOptions, head: &str, force: bool) -> Verdict {
+pub fn judge(
+    model: &mut Arc<Model>,
+    tokenizer: &Tokenizer,
+    options: ExecOptions,
+    pool: &Arc<Pool>,
+    head: &str,
+    force: bool,
+) -> Verdict {
     if matches!(model.mtp, MtpStatus::Unavailable(_)) {
         return Verdict::Absent;
     }
-    let tallies = listen(CpuExecutor::new(Arc::clone(model), limits(), options), tokenizer);
+    let tallies = listen(CpuExecutor::with_pool(Arc::clone(model), limits(), options, Arc::clone(pool)), tokenizer);
     let told: Vec<String> = tallies.iter().map(Tally::to_string).collect();
     let told = told.join(", ");
     if tallies.iter().all(|tally| tally.judged == 0) {

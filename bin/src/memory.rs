@@ -106,13 +106,17 @@ fn plan_as(subject: &Subject<'_>, setting: &Setting, mapped: bool) -> Result<Mem
     Ok(memory)
 }
 
-/// What clients can make the front hold.
+/// What clients can make the front hold, or a host that has no sockets.
 fn front(engine: &Limits, bounds: &Bounds) -> [Part; 3] {
     let connections = bounds.connections + limits::CONNECTIONS_RESERVED + limits::CONNECTIONS_TURNED_AWAY;
     let connection = limits::HEAD_BYTES + limits::PIPELINE_BYTES + bounds.stream_buffer;
+    let streams = match bounds.connections {
+        0 => Part::bound("events that wait for the host", (engine.waiting + engine.slots) * bounds.stream_buffer),
+        _ => Part::bound("connections", connections * connection),
+    };
     let bodies = limits::BODIES_BYTES.max(limits::body_bytes(engine.context));
     [
-        Part::bound("connections", connections * connection),
+        streams,
         Part::bound("answers being read", bounds.answers_bytes),
         Part::bound("requests being read", bodies + values_bytes() + TemplateLimits::default().output_bytes),
     ]

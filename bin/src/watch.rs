@@ -15,16 +15,26 @@ use engine_io::FileWatch;
 /// Between two looks of the thread.
 const INTERVAL: Duration = Duration::from_secs(1);
 
-/// An executor whose results end here, with the process, when the files it computes from have changed.
+/// What ends when a model file has changed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Ends {
+    /// The process.
+    Process,
+    /// The engine alone: the process is somebody else's, who is told why.
+    Engine,
+}
+
+/// An executor whose results end here, with what [`Ends`] says, when the files it computes from have changed.
 pub struct Watched<E> {
     inner: E,
     files: FileWatch,
+    ends: Ends,
 }
 
 impl<E: Executor> Watched<E> {
     /// `files`: what `inner` reads its weights from.
-    pub fn new(inner: E, files: FileWatch) -> Self {
-        Self { inner, files }
+    pub fn new(inner: E, files: FileWatch, ends: Ends) -> Self {
+        Self { inner, files, ends }
     }
 }
 
@@ -35,7 +45,11 @@ impl<E: Executor> Executor for Watched<E> {
 
     fn run(&mut self, step: &Step, out: &mut StepResult) {
         self.inner.run(step, out);
-        end_if_changed(&self.files);
+        match self.ends {
+            Ends::Process => end_if_changed(&self.files),
+            // A system that panics is how an engine ends early: its owner hears what it said.
+            Ends::Engine => self.files.check().unwrap_or_else(|error| panic!("{error}")),
+        }
     }
 
     fn checkpoint_bytes(&self, checkpoint: CheckpointId) -> Option<Vec<u8>> {

@@ -187,6 +187,8 @@ pub enum Command {
     Pause(Ticket),
     /// The front end has room again for this choice's events.
     Resume(Ticket),
+    /// Say [`Event::Pages`] from now on.
+    ReportPages,
     /// Finish what runs, refuse what waits, then end.
     Drain,
     /// End now.
@@ -283,6 +285,17 @@ pub enum Event {
         /// One per token when wanted, else empty.
         logprobs: Vec<TokenLogprob>,
     },
+    /// The choice holds another number of KV pages than when that was last said, where [`Command::ReportPages`] was
+    /// given: what a tick took and gave back is said once, as what it came to. A choice that had pages says that it has
+    /// none before its last event.
+    Pages {
+        /// The sender's name.
+        ticket: Ticket,
+        /// Pages that it holds, of [`PAGE_TOKENS`](crate::limits::PAGE_TOKENS) positions each.
+        held: u32,
+        /// Pages of the pool that nobody holds.
+        free: u32,
+    },
     /// The choice is over and holds nothing any more.
     Finished {
         /// The sender's name.
@@ -315,6 +328,7 @@ impl Event {
         match self {
             Self::Admitted { ticket, .. }
             | Self::Delta { ticket, .. }
+            | Self::Pages { ticket, .. }
             | Self::Finished { ticket, .. }
             | Self::Cancelled { ticket, .. }
             | Self::Refused { ticket, .. } => *ticket,

@@ -318,7 +318,8 @@ impl World {
                 systems::retire::retire(&mut l.requests, &mut l.pages, &mut l.counters, &mut l.outbox, clock.now_ns())
             }
             System::Emit => {
-                self.moved |= systems::emit::emit(&mut l.requests, &mut l.outbox, &mut l.life, &self.events);
+                self.moved |=
+                    systems::emit::emit(&mut l.requests, &mut l.pages, &mut l.outbox, &mut l.life, &self.events);
             }
         }
     }

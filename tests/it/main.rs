@@ -1,6 +1,7 @@
 //! The one integration binary.
 
 mod built_in;
+mod capi;
 mod compare;
 mod composite;
 mod forward;

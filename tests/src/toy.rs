@@ -607,6 +607,8 @@ pub struct Heard {
     pub refused: Option<engine::api::AdmitError>,
     /// Tick of every delta.
     pub ticks: Vec<u64>,
+    /// KV pages held and free, as they were said.
+    pub pages: Vec<(u32, u32)>,
 }
 
 /// Adds an event to what was heard, and asserts that nothing follows the last one.
@@ -622,6 +624,7 @@ pub fn hear(heard: &mut BTreeMap<Ticket, Heard>, event: Event, tick: u64) {
             h.outcome.logprobs.extend(logprobs);
             h.ticks.push(tick);
         }
+        Event::Pages { held, free, .. } => h.pages.push((held, free)),
         Event::Finished { finish, report, .. } => {
             h.outcome.finish = Some(finish);
             h.report = Some(*report);

@@ -8,12 +8,11 @@ use std::thread;
 use std::time::Duration;
 
 use crossbeam::channel::{self, RecvTimeoutError};
-use engine::api::Command;
 use engine::engine::EngineHandle;
 use engine_bin::flags::{LowArgs, ServeArgs};
 use engine_bin::report::{self, chain};
 use engine_bin::serve::start::{self, Files, LoadError};
-use engine_bin::serve::{Config, Exit, Handle, ListenError, Parts, RecordFile, Server, limits_table};
+use engine_bin::serve::{self, Config, Exit, Handle, ListenError, Parts, RecordFile, Server, limits_table};
 use engine_bin::stage::{self, serve::StopHandle};
 use engine_io::digest::Sha256;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -110,12 +109,7 @@ fn run(args: ServeArgs, signals: Signals) -> Result<u8, Box<dyn std::error::Erro
     if let Exit::Signal(_) = exit {
         return Ok(exit.code());
     }
-    // Nobody listens any more: the engine is told to stop, and what it still says is taken so that it can hear it.
-    while !engine.is_finished() {
-        let _ = engine.commands.try_send(Command::Stop);
-        let _ = engine.events.recv_timeout(Duration::from_millis(5));
-    }
-    if let Err(dead) = engine.join() {
+    if let Err(dead) = serve::stop(engine) {
         tracing::error!(%dead, "the engine failed");
         return Ok(Exit::Internal.code());
     }

@@ -9,6 +9,7 @@ use engine::limits::Limits;
 use engine::memory::{Held, Memory};
 use engine::model::config::{Ffn, Mixer};
 use engine::model::load::{LoadOptions, Planned, Repack};
+use engine::model::stage::StageChoice;
 use engine::model::{Config, ModelError, MtpStatus};
 use engine_io::ModelFile;
 use engine_io::text::Tokenizer;
@@ -198,22 +199,37 @@ pub fn inspect(flags: &InspectFlags) -> Result<Report, PackError> {
     let size = &flags.size;
     size.check().map_err(PackError::Usage)?;
     let open = size.open_options();
-    let load = LoadOptions { stage: flags.stage.choice(), ..size.load_options() };
     let file = ModelSource::from(flags.model.clone()).open(open).map_err(ModelError::from)?;
     let draft = flags.sidecar.spec_draft_model.as_ref().map(|path| ModelFile::open(path, open)).transpose();
     let draft = draft.map_err(ModelError::from)?;
+    describe(size, file, draft, flags.model.is_none(), flags.stage.choice(), Bounds::default())
+}
+
+/// Plans and describes files that are open.
+///
+/// # Errors
+/// [`PackError`].
+pub(crate) fn describe(
+    size: &SizeFlags,
+    file: ModelFile,
+    draft: Option<ModelFile>,
+    built_in: bool,
+    stage: Option<StageChoice>,
+    bounds: Bounds,
+) -> Result<Report, PackError> {
+    let open = size.open_options();
+    let load = LoadOptions { stage, ..size.load_options() };
     let (kind, planned) = match Planned::new(&file, draft.as_ref(), load) {
         Err(ModelError::Sidecar { .. }) if draft.is_none() => (Kind::Sidecar, Planned::sidecar(&file, load)?),
         planned => (Kind::Model, planned?),
     };
     let tokenizer = Tokenizer::from_meta(file.meta());
-    let built_in = flags.model.is_none();
     let tokenizer_there = tokenizer.as_ref().ok();
     let subject =
         Subject { file: &file, built_in, draft: draft.as_ref(), planned: &planned, tokenizer: tokenizer_there };
     let limits = size.limits(size.context(planned.config.context_train), file.package());
     let options = size.exec_options();
-    let setting = Setting { repack: load.repack, limits, options, bounds: Bounds::default(), record: false };
+    let setting = Setting { repack: load.repack, limits, options, bounds, record: false };
     let plan = memory::plan(&subject, &setting)?;
     let Setting { limits, .. } = setting;
     let Planned { config, plan: model, .. } = &planned;

@@ -558,7 +558,9 @@ impl Front {
             };
             let exchange = match &answer {
                 ToFront::Reply(e, ..) | ToFront::Open(e, _) | ToFront::Data(e, _) => *e,
-                ToFront::Close(e) | ToFront::Break(e, _) => *e,
+                ToFront::Close(e) | ToFront::Break(e, ..) => *e,
+                // No client can ask for it.
+                ToFront::Pages(..) => continue,
                 ToFront::Dead => {
                     self.die();
                     continue;
@@ -587,7 +589,7 @@ impl Front {
             let Phase::Busy(busy) = &conn.phase else { continue };
             let exchange = Exchange { conn: index, serial: busy.serial };
             let answer = match busy.open {
-                true => ToFront::Break(exchange, format!("data: {}\n\n", error.body()).into_bytes()),
+                true => ToFront::Break(exchange, error.status, format!("data: {}\n\n", error.body()).into_bytes()),
                 false => ToFront::Reply(exchange, Reply::from(&error), None),
             };
             self.answer(exchange, answer);
@@ -620,12 +622,12 @@ impl Front {
                 }
                 over = Some(200);
             }
-            ToFront::Break(_, bytes) => {
+            ToFront::Break(_, _, bytes) => {
                 conn.push_stream_data(asked.http11, &bytes, now);
                 conn.close = true;
                 over = Some(200);
             }
-            ToFront::Dead => {}
+            ToFront::Pages(..) | ToFront::Dead => {}
         }
         if let Some(status) = over {
             conn.next_request(now);

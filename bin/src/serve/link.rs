@@ -1,10 +1,11 @@
 //! What `front` and `text` say to each other. `front` owns sockets and knows no token; `text` owns requests and knows
-//! no socket.
+//! no socket. Where a host embeds the engine, `embed` is the front.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 use std::time::Instant;
 
+use mio::Waker;
 use parking_lot::{Mutex, RwLock};
 use serde_json::Value;
 
@@ -119,10 +120,43 @@ pub(crate) enum ToFront {
     Data(Exchange, Vec<u8>),
     /// The stream is complete.
     Close(Exchange),
-    /// The stream failed; these are its last bytes, and the transfer is broken off after them.
-    Break(Exchange, Vec<u8>),
+    /// The stream failed: the status that the error would have had, and the last bytes, after which the transfer is broken
+    /// off.
+    Break(Exchange, u16, Vec<u8>),
+    /// A choice of this exchange, or of one that is over, holds another number of KV pages. Asked for by hosts alone.
+    Pages(Exchange, PageCount),
     /// The engine ended although nobody asked it to.
     Dead,
+}
+
+/// KV pages of one choice.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct PageCount {
+    /// Which choice of its exchange.
+    pub choice: u32,
+    /// Pages that it holds.
+    pub held: u32,
+    /// Pages of the pool that nobody holds.
+    pub free: u32,
+}
+
+/// How `text` tells its front that there is something to take.
+#[derive(Clone, Debug)]
+pub(crate) enum Bell {
+    /// The front waits for sockets.
+    Poll(Arc<Waker>),
+    /// It waits for the channel itself.
+    Channel,
+}
+
+impl Bell {
+    pub(crate) fn ring(&self) {
+        if let Self::Poll(waker) = self
+            && let Err(error) = waker.wake()
+        {
+            tracing::error!(%error, "cannot wake the front");
+        }
+    }
 }
 
 /// What the process is doing.

@@ -7,6 +7,7 @@ use std::sync::atomic::Ordering;
 
 use engine::api::{DraftCounts, Finish, Report};
 
+use crate::embed::Stats;
 use crate::serve::record::Counts;
 use crate::serve::spec::MtpOffer;
 
@@ -114,6 +115,19 @@ impl Metrics {
         self.skipped += report.suffix_lookups.skipped;
         self.preempted += report.preempted;
         self.stall_ns += report.stall_ns;
+    }
+
+    /// What of it a host is told.
+    pub(crate) fn totals(&self) -> Stats {
+        Stats {
+            running: self.running,
+            waiting: self.open.saturating_sub(self.running),
+            prompt_tokens: self.prompt_computed + self.prompt_cached,
+            completion_tokens: self.first + self.bonus + self.forced + self.mtp.accepted + self.suffix.accepted,
+            mtp: self.mtp,
+            suffix: self.suffix,
+            ..Stats::default()
+        }
     }
 
     /// The page.

@@ -16,17 +16,17 @@ mod buffer;
 mod chat;
 mod completions;
 mod conns;
-mod error;
+pub(crate) mod error;
 mod fields;
 mod front;
 mod gate;
 pub mod gguf_text;
 mod http;
-mod info;
+pub(crate) mod info;
 mod job;
-mod json;
+pub(crate) mod json;
 pub(crate) mod limits;
-mod link;
+pub(crate) mod link;
 pub mod local;
 mod messages;
 mod metrics;
@@ -35,12 +35,12 @@ mod params;
 mod random;
 mod reader;
 mod record;
-mod routes;
+pub(crate) mod routes;
 mod schema;
 mod spec;
 pub mod start;
 mod stats;
-mod text;
+pub(crate) mod text;
 mod text_tools;
 
 use std::io;
@@ -52,7 +52,9 @@ use std::time::Duration;
 
 use crossbeam::channel::{self, Receiver, Sender};
 use engine::api::{Command, Event};
+use engine::engine::EngineHandle;
 use engine::limits::Limits;
+use engine::schedule::Dead;
 use engine_io::digest::Sha256;
 use mio::net::TcpListener;
 use mio::{Poll, Waker};
@@ -68,15 +70,12 @@ pub use spec::{MtpOffer, SpecConfig};
 
 use auth::Keys;
 use front::{Control, Front, WAKER};
-use link::{Shared, State, ToFront, ToText};
-use random::Random;
-use reader::{Reader, read_long};
-use record::{Facts, Recorder};
+use link::{Bell, Shared, ToFront, ToText};
 
 /// Bounds of the front that tests shorten.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Bounds {
-    /// Connections that may do everything.
+    /// Connections that may do everything; 0 where a host embeds the engine, which has none.
     pub connections: usize,
     /// From the first byte of a head to its end.
     pub head_time: Duration,
@@ -329,52 +328,14 @@ impl Server {
     /// # Panics
     /// When called twice.
     pub fn serve(&mut self, parts: Parts) -> io::Result<()> {
-        let entry = info::entry(&parts.info, &parts.spec);
-        *self.shared.model.write() = Some(Arc::new(entry));
-        *self.shared.outage.write() = parts.outage;
-        self.shared.metrics.lock().mtp_offer = Some(parts.spec.mtp);
-        let caps = parts.model.caps();
-        let model: Arc<dyn TextModel> = Arc::from(parts.model);
-        let mut recorder = None;
-        if let Some((file, digest)) = self.record.take() {
-            let facts = Facts { model: Arc::clone(&model), model_id: parts.info.id.clone(), digest };
-            let (near, thread) = Recorder::start(file, facts)?;
-            self.shared.metrics.lock().records = Some(Arc::clone(&near.counts));
-            (recorder, self.recorder) = (Some(near), Some(thread));
-        }
-        let reader = || Reader {
-            model: Arc::clone(&model),
-            caps,
-            info: parts.info.clone(),
-            spec: parts.spec,
-            slots: parts.slots,
-            random: Random::new(),
-            keep_bodies: recorder.is_some(),
-        };
-        let (long, take_long) = channel::bounded(limits::MESSAGES_WAITING);
-        // Its answers are large: the next is made when `text` has taken the last.
-        let (done, long_done) = channel::bounded(0);
-        let long_reader = reader();
-        // Ends when `text` has ended, or with the process: nobody waits for what it still reads.
-        thread::Builder::new().name("long".to_owned()).spawn(move || read_long(long_reader, &take_long, &done))?;
-        let text = text::Text {
-            reader: reader(),
-            long,
-            long_done,
-            bounds: self.bounds,
-            shared: self.shared.clone(),
-            inbox: self.from_front.take().expect("serve is called once"),
-            outbox: self.to_front.take().expect("serve is called once"),
-            waker: self.waker.clone(),
-            commands: parts.commands,
-            events: parts.events,
-            random: Random::new(),
-            recorder,
-            state: text::Jobs::default(),
-            _last_word: text::WakeOnDrop(self.waker.clone()),
-        };
-        self.text = Some(thread::Builder::new().name("text".to_owned()).spawn(move || text.run())?);
-        self.shared.advance(State::Serving);
+        let inbox = self.from_front.take().expect("serve is called once");
+        let outbox = self.to_front.take().expect("serve is called once");
+        let bell = Bell::Poll(self.waker.clone());
+        let record = self.record.take();
+        // `long` ends when `text` has ended, or with the process: nobody waits for what it still reads.
+        let text::Threads { text, long: _, recorder } =
+            text::start(parts, self.bounds, &self.shared, inbox, outbox, bell, record)?;
+        (self.text, self.recorder) = (Some(text), recorder);
         Ok(())
     }
 
@@ -397,6 +358,19 @@ impl Server {
         }
         exit
     }
+}
+
+/// Ends an engine that nobody speaks to any more: it is told to stop, and what it still says is taken so that it can
+/// hear it. Returns when its threads have ended.
+///
+/// # Errors
+/// The thread that panicked, and what it said.
+pub fn stop(engine: EngineHandle) -> Result<(), Dead> {
+    while !engine.is_finished() {
+        let _ = engine.commands.try_send(Command::Stop);
+        let _ = engine.events.recv_timeout(Duration::from_millis(5));
+    }
+    engine.join()
 }
 
 /// The table of `--limits`.

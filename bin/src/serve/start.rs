@@ -6,10 +6,10 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use engine::clock::Monotonic;
 use engine::engine::{EngineHandle, Settings, StartError};
-use engine::exec::{CpuExecutor, ExecOptions};
+use engine::exec::{CpuExecutor, ExecOptions, Pool};
 use engine::limits::Limits;
 use engine::memory::MemoryError;
-use engine::model::load::{LoadOptions, Planned};
+use engine::model::load::{LoadOptions, Planned, Repack};
 use engine::model::{Model, ModelError, MtpStatus};
 use engine::stage::{Agreed, Split};
 use engine::step::Executor;
@@ -26,12 +26,12 @@ use crate::menu::{self, Menu};
 use crate::open::{BUILT_IN, ModelSource, Opened};
 use crate::serve::gguf_text::GgufText;
 use crate::serve::info::{ModelInfo, SamplingDefaults};
-use crate::serve::{MtpOffer, Outage, Parts, SpecConfig, TextModel as _};
+use crate::serve::{Bounds, MtpOffer, Outage, Parts, SpecConfig, TextModel as _};
 use crate::stage::facts::Facts;
 use crate::stage::flags::address;
 use crate::stage::handshake::Key;
 use crate::stage::link::{self, LinkError, LinkHandle};
-use crate::watch::{self, Watched};
+use crate::watch::{self, Ends, Watched};
 
 /// Why nothing is served.
 #[derive(Debug, thiserror::Error)]
@@ -69,6 +69,9 @@ pub enum LoadError {
     #[error("{0}")]
     Listen(std::io::Error),
     /// The operating system gave no thread.
+    #[error("the worker threads could not be started: {0}")]
+    Workers(std::io::Error),
+    /// The operating system gave no thread.
     #[error("the thread that watches the model file could not be started: {0}")]
     Watch(std::io::Error),
 }
@@ -81,7 +84,7 @@ impl LoadError {
             Self::Stage(LinkError::Refused { .. }) => 3,
             Self::Hub(error) => error.code(),
             Self::Memory(MemoryError::Limits(_)) => 2,
-            Self::Memory(MemoryError::System { .. }) | Self::Start(_) | Self::Watch(_) => 1,
+            Self::Memory(MemoryError::System { .. }) | Self::Start(_) | Self::Workers(_) | Self::Watch(_) => 1,
             Self::Stage(LinkError::Thread(_)) | Self::Listen(_) => 1,
         }
     }
@@ -135,26 +138,70 @@ pub fn digest(files: &Files) -> Result<Sha256, LoadError> {
     Ok(TensorTree::of_model(&files.model, |_| ())?.digest())
 }
 
-/// Loads the model and starts its engine.
+/// Whose process an engine runs in.
+#[derive(Clone)]
+pub struct Home {
+    /// Workers of all passes.
+    pub pool: Arc<Pool>,
+    /// Bounds of the front, for the memory plan.
+    pub bounds: Bounds,
+    /// What ends when a model file changes.
+    pub ends: Ends,
+}
+
+/// A model that may be loaded: read as far as its metadata say, sized, and within the memory limit.
+pub(crate) struct Prepared {
+    pub planned: Planned,
+    pub tokenizer: Tokenizer,
+    /// Tokens of a request.
+    pub context: usize,
+    pub limits: Limits,
+    pub options: ExecOptions,
+    repack: Repack,
+}
+
+/// Everything that can be refused before weights are read, for `threads` workers.
+///
+/// # Errors
+/// [`LoadError`].
+pub(crate) fn prepare(args: &ServeArgs, files: &Files, threads: usize, bounds: Bounds) -> Result<Prepared, LoadError> {
+    let size = &args.low.size;
+    let load = LoadOptions { stage: args.low.stage.choice(), ..size.load_options() };
+    let (file, draft) = (&files.model, files.draft.as_ref());
+    let planned = Planned::new(file, draft, load)?;
+    let tokenizer = Tokenizer::from_meta(file.meta()).map_err(ModelError::from)?;
+    let context = size.context(planned.config.context_train);
+    let limits = size.limits(context, file.package());
+    let options = ExecOptions { threads, ..size.exec_options() };
+    let built_in = args.low.model.is_none();
+    let subject = Subject { file, built_in, draft, planned: &planned, tokenizer: Some(&tokenizer) };
+    let record = args.low.record.is_some();
+    let setting = Setting { repack: load.repack, limits: limits.clone(), options, bounds, record };
+    admit(args.low.memory_limit.as_ref(), &subject, &setting)?;
+    Ok(Prepared { planned, tokenizer, context, limits, options, repack: load.repack })
+}
+
+/// Loads the model and starts its engine in a process of its own.
 ///
 /// # Errors
 /// [`LoadError`].
 pub fn load(args: &ServeArgs, files: Files) -> Result<(Parts, EngineHandle), LoadError> {
-    let size = &args.low.size;
-    let load = LoadOptions { stage: args.low.stage.choice(), ..size.load_options() };
+    let pool = Pool::start(args.low.size.exec_options().threads).map_err(LoadError::Workers)?;
+    load_at(args, files, &Home { pool: Arc::new(pool), bounds: args.bounds(), ends: Ends::Process })
+}
+
+/// The same, at home in somebody's process.
+///
+/// # Errors
+/// [`LoadError`]; nothing of what was begun is left then.
+pub fn load_at(args: &ServeArgs, files: Files, home: &Home) -> Result<(Parts, EngineHandle), LoadError> {
+    let Prepared { planned, tokenizer, context, limits, options, repack } =
+        prepare(args, &files, home.pool.threads(), home.bounds)?;
     let Files { model: file, draft } = files;
     let draft = draft.as_ref();
-    let planned = Planned::new(&file, draft, load)?;
-    let tokenizer = Tokenizer::from_meta(file.meta()).map_err(ModelError::from)?;
-    let context = size.context(planned.config.context_train);
-    let limits = size.limits(context, file.package());
-    let options = size.exec_options();
-    let built_in = args.low.model.is_none();
-    let subject = Subject { file: &file, built_in, draft, planned: &planned, tokenizer: Some(&tokenizer) };
-    let record = args.low.record.is_some();
-    let setting = Setting { repack: load.repack, limits: limits.clone(), options, bounds: args.bounds(), record };
-    admit(args.low.memory_limit.as_ref(), &subject, &setting)?;
-    let Opened { file, mut model, tokenizer, pieces } = Opened::load(file, draft, planned, tokenizer, load.repack)?;
+    let executor =
+        |model: &Arc<Model>, limits| CpuExecutor::with_pool(Arc::clone(model), limits, options, Arc::clone(&home.pool));
+    let Opened { file, mut model, tokenizer, pieces } = Opened::load(file, draft, planned, tokenizer, repack)?;
     tell(&file, &model);
     let template = |source| LoadError::Template { file: file.name(), source };
     let text = GgufText::new(Arc::clone(&tokenizer)).map_err(template)?;
@@ -166,30 +213,28 @@ pub fn load(args: &ServeArgs, files: Files) -> Result<(Parts, EngineHandle), Loa
     let (executor, verdict, status): (Box<dyn Executor>, _, _) = match &args.low.link.peer {
         None => {
             let head = draft.map_or_else(|| file.name(), ModelFile::name);
-            if canary::is_mute(CpuExecutor::new(Arc::clone(&model), canary::limits(), options), &tokenizer) {
+            if canary::is_mute(executor(&model, canary::limits()), &tokenizer) {
                 let name = file.name();
                 return Err(LoadError::Unmet(format!(
                     "{name}: the model has no finite logits after any of the built-in texts, so it could never answer: \
                      weights that are NaN or infinite; download or convert it again"
                 )));
             }
-            let verdict = canary::judge(&mut model, &tokenizer, options, &head, args.low.mtp_force);
-            let executor = CpuExecutor::new(Arc::clone(&model), limits.clone(), options);
+            let verdict = canary::judge(&mut model, &tokenizer, options, &home.pool, &head, args.low.mtp_force);
+            let executor = executor(&model, limits.clone());
             let status = executor.mtp_status().clone();
-            (Box::new(Watched::new(executor, model.files.clone())), verdict, status)
+            (Box::new(Watched::new(executor, model.files.clone(), home.ends)), verdict, status)
         }
         Some(peer) => {
-            let executor = CpuExecutor::new(Arc::clone(&model), limits.clone(), options);
+            let executor = executor(&model, limits.clone());
             let (split, status) = connect(args, peer, &file, executor, (&limits, &options), &outage)?;
             let verdict = if split.shape().mtp { Verdict::Kept } else { Verdict::Absent };
-            (Box::new(Watched::new(split, model.files.clone())), verdict, status)
+            (Box::new(Watched::new(split, model.files.clone(), home.ends)), verdict, status)
         }
     };
     // Before anything is logged: where it fails, the error says why there is no block, and that once.
-    let (packaged, notes) = file.package().and_then(|p| menu::of_package(&p.manifest)).unzip();
-    let menu = args.menu(packaged).map_err(LoadError::Unmet)?;
-    let spec = speculation(args, menu, verdict, &status, model.config.nextn > 0)?;
-    for note in notes.into_iter().flatten() {
+    let (spec, notes) = offer(args, file.package(), verdict, &status, model.config.nextn > 0)?;
+    for note in notes {
         tracing::warn!("the package: {note}");
     }
     match &status {
@@ -206,7 +251,9 @@ pub fn load(args: &ServeArgs, files: Files) -> Result<(Parts, EngineHandle), Loa
     let mtp_checked = args.low.link.peer.is_none() && verdict != Verdict::Absent;
     let info = ModelInfo { mtp_checked, ..describe(args, &file, &model, context, text.vocab()) };
     let settings = Settings { schedule: args.schedule, cost: None };
-    watch::start(model.files.clone()).map_err(LoadError::Watch)?;
+    if home.ends == Ends::Process {
+        watch::start(model.files.clone()).map_err(LoadError::Watch)?;
+    }
     let handle = engine::engine::start(executor, &limits, pieces, settings, Box::new(Monotonic::default()))?;
     let parts = Parts {
         model: Box::new(text),
@@ -268,6 +315,22 @@ fn connect(
         false => MtpStatus::Unavailable(accepted.mtp.clone()),
     };
     Ok((Split::new(local, handle, agreed, &accepted.shape), status))
+}
+
+/// What requests may draft with under the flags and the package, and what is to be said of the package.
+///
+/// # Errors
+/// Flags that the model or the package cannot meet.
+pub(crate) fn offer(
+    args: &ServeArgs,
+    package: Option<&Package>,
+    verdict: Verdict,
+    status: &MtpStatus,
+    announced: bool,
+) -> Result<(SpecConfig, Vec<String>), LoadError> {
+    let (packaged, notes) = package.and_then(|p| menu::of_package(&p.manifest)).unzip();
+    let menu = args.menu(packaged).map_err(LoadError::Unmet)?;
+    Ok((speculation(args, menu, verdict, status, announced)?, notes.unwrap_or_default()))
 }
 
 /// What requests may draft with, and do by default. `announced`: the model's metadata speak of a block.

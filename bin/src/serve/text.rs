@@ -3,25 +3,28 @@
 //! take seconds, in which streams must go on: `long` does that, a thread that knows nothing else.
 
 use std::collections::{HashMap, VecDeque};
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use crossbeam::channel::{self, Receiver, Sender, TrySendError};
 use engine::api::{Command, Event};
 use engine::ids::Ticket;
-use mio::Waker;
+use engine_io::digest::Sha256;
 
 use crate::serve::answer::{Choice, Dialect, Entries, Frame};
 use crate::serve::error::ApiError;
 use crate::serve::http::Reply;
 use crate::serve::job::{Job, Outcome};
-use crate::serve::link::{Exchange, Held, Request, Shared, State, ToFront, ToText};
+use crate::serve::link::{Bell, Exchange, Held, PageCount, Request, Shared, State, ToFront, ToText};
 use crate::serve::metrics::End;
+use crate::serve::model::TextModel;
 use crate::serve::random::Random;
-use crate::serve::reader::{Long, Read, Reader, Ready, Work};
-use crate::serve::record::{Asked, Line, Recorder, Written};
-use crate::serve::{Bounds, limits};
+use crate::serve::reader::{Long, Read, Reader, Ready, Work, read_long};
+use crate::serve::record::{Asked, Facts, Line, RecordFile, Recorder, Written};
+use crate::serve::{Bounds, Parts, info, limits};
 
 /// A body that is read without delay for others: milliseconds of work, whatever it holds.
 const SMALL_BODY_BYTES: usize = 64 * 1024;
@@ -37,7 +40,7 @@ pub(crate) struct Text {
     pub shared: Arc<Shared>,
     pub inbox: Receiver<ToText>,
     pub outbox: Sender<ToFront>,
-    pub waker: Arc<Waker>,
+    pub bell: Bell,
     pub commands: Sender<Command>,
     pub events: Receiver<Event>,
     pub random: Random,
@@ -49,12 +52,88 @@ pub(crate) struct Text {
 }
 
 /// Wakes the front when this thread ends, however it ends.
-pub(crate) struct WakeOnDrop(pub Arc<Waker>);
+pub(crate) struct WakeOnDrop(pub Bell);
 
 impl Drop for WakeOnDrop {
     fn drop(&mut self) {
-        if let Err(error) = self.0.wake() {
-            tracing::error!(%error, "cannot wake the front");
+        self.0.ring();
+    }
+}
+
+/// What a front holds of the two threads.
+pub(crate) struct Threads {
+    /// Ends when the front's channel end has gone, or the engine has.
+    pub text: JoinHandle<()>,
+    /// Ends after `text` has, with the body that it still reads.
+    pub long: JoinHandle<()>,
+    /// Ends after `text` has, when all that waited is written; none where nothing is recorded.
+    pub recorder: Option<JoinHandle<()>>,
+}
+
+/// Starts `text` and `long` for a model and its engine, and with `record` (a file, and the digest of the model's tensors)
+/// the thread that writes it. `inbox` and `outbox` are a front's other ends.
+///
+/// # Errors
+/// If the system gives no thread; none is left then.
+pub(crate) fn start(
+    parts: Parts,
+    bounds: Bounds,
+    shared: &Arc<Shared>,
+    inbox: Receiver<ToText>,
+    outbox: Sender<ToFront>,
+    bell: Bell,
+    record: Option<(RecordFile, Sha256)>,
+) -> io::Result<Threads> {
+    *shared.model.write() = Some(Arc::new(info::entry(&parts.info, &parts.spec)));
+    *shared.outage.write() = parts.outage;
+    shared.metrics.lock().mtp_offer = Some(parts.spec.mtp);
+    let caps = parts.model.caps();
+    let model: Arc<dyn TextModel> = Arc::from(parts.model);
+    let started = record.map(|(file, digest)| {
+        Recorder::start(file, Facts { model: Arc::clone(&model), model_id: parts.info.id.clone(), digest })
+    });
+    let (recorder, recorder_thread) = started.transpose()?.unzip();
+    shared.metrics.lock().records = recorder.as_ref().map(|near| Arc::clone(&near.counts));
+    let reader = || Reader {
+        model: Arc::clone(&model),
+        caps,
+        info: parts.info.clone(),
+        spec: parts.spec,
+        slots: parts.slots,
+        random: Random::new(),
+        keep_bodies: recorder.is_some(),
+    };
+    let (long, take_long) = channel::bounded(limits::MESSAGES_WAITING);
+    // Its answers are large: the next is made when `text` has taken the last.
+    let (done, long_done) = channel::bounded(0);
+    let long_reader = reader();
+    let read = move || read_long(long_reader, &take_long, &done);
+    let long_thread = Builder::new().name("long".to_owned()).spawn(read)?;
+    let text = Text {
+        reader: reader(),
+        long,
+        long_done,
+        bounds,
+        shared: Arc::clone(shared),
+        inbox,
+        outbox,
+        bell: bell.clone(),
+        commands: parts.commands,
+        events: parts.events,
+        random: Random::new(),
+        recorder,
+        state: Jobs::default(),
+        _last_word: WakeOnDrop(bell),
+    };
+    match Builder::new().name("text".to_owned()).spawn(move || text.run()) {
+        Ok(text) => {
+            shared.advance(State::Serving);
+            Ok(Threads { text, long: long_thread, recorder: recorder_thread })
+        }
+        Err(error) => {
+            // The other end of its channel went with the closure.
+            let _ = long_thread.join();
+            Err(error)
         }
     }
 }
@@ -78,6 +157,8 @@ pub(crate) struct Jobs {
 
 /// A choice that nobody waits for.
 struct Gone {
+    exchange: Exchange,
+    choice: usize,
     /// It is the first of its prompt.
     counts_prompt: bool,
     /// Its record so far.
@@ -162,10 +243,8 @@ impl Text {
     }
 
     fn wake(&mut self) {
-        if std::mem::take(&mut self.state.dirty)
-            && let Err(error) = self.waker.wake()
-        {
-            tracing::error!(%error, "cannot wake the front");
+        if std::mem::take(&mut self.state.dirty) {
+            self.bell.ring();
         }
     }
 
@@ -345,10 +424,7 @@ impl Text {
     }
 
     fn event(&mut self, event: Event) {
-        let ticket = match &event {
-            Event::Admitted { ticket, .. } | Event::Delta { ticket, .. } => *ticket,
-            Event::Finished { ticket, .. } | Event::Cancelled { ticket, .. } | Event::Refused { ticket, .. } => *ticket,
-        };
+        let ticket = event.ticket();
         if self.state.gone.contains_key(&ticket) {
             return self.event_of_gone(ticket, event);
         }
@@ -389,6 +465,9 @@ impl Text {
                 self.record(line);
                 outcome
             }
+            Event::Pages { held, free, .. } => {
+                return self.send(ToFront::Pages(exchange, PageCount { choice: index as u32, held, free }));
+            }
             Event::Cancelled { .. } => unreachable!("what this thread cancelled is in `gone`"),
             Event::Refused { error, .. } => {
                 self.state.tickets.remove(&ticket);
@@ -426,6 +505,11 @@ impl Text {
                 if let Some(line) = self.state.gone.get_mut(&ticket).and_then(|gone| gone.line.as_mut()) {
                     line.written.add(&text, &tokens);
                 }
+            }
+            Event::Pages { held, free, .. } => {
+                let Some(gone) = self.state.gone.get(&ticket) else { return };
+                let (exchange, choice) = (gone.exchange, gone.choice as u32);
+                self.send(ToFront::Pages(exchange, PageCount { choice, held, free }));
             }
             Event::Refused { .. } => {
                 self.state.gone.remove(&ticket);
@@ -466,7 +550,7 @@ impl Text {
             let mut bytes = b"data: ".to_vec();
             bytes.extend_from_slice(error.body().to_string().as_bytes());
             bytes.extend_from_slice(b"\n\n");
-            self.send(ToFront::Break(exchange, bytes));
+            self.send(ToFront::Break(exchange, error.status, bytes));
         } else {
             self.reply(exchange, Reply::from(error));
         }
@@ -486,7 +570,8 @@ impl Text {
             // A ticket that is gone from the table has ended, and was counted when it did.
             if self.state.tickets.remove(&ticket).is_some() {
                 let (counts_prompt, line) = (index % job.per_prompt() == 0, job.line(index, end));
-                self.state.gone.insert(ticket, Gone { counts_prompt, line });
+                let gone = Gone { exchange: job.exchange, choice: index, counts_prompt, line };
+                self.state.gone.insert(ticket, gone);
                 self.uncount(job.admitted[index], end);
                 self.command(Command::Cancel(ticket));
             }

@@ -28,10 +28,9 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Instant;
 
-use engine_kernels::Pool;
 // Settings of this executor, so that its users need not know the kernels.
 pub use engine_kernels::ops::kv_cache::KvType;
-pub use engine_kernels::{Activation, Isa};
+pub use engine_kernels::{Activation, Isa, Pool};
 
 use crate::ids::{CheckpointId, StateSlot};
 use crate::limits::{Limits, STEP_ROWS_MAX, WINDOW_MAX};

@@ -5,14 +5,28 @@ use crossbeam::channel::{Sender, TrySendError};
 
 use crate::api::Event;
 use crate::tables::outbox::Outbox;
+use crate::tables::pages::Pages;
 use crate::tables::requests::Requests;
 use crate::world::Life;
 
 /// Sends what can be sent; whether anything was.
-pub fn emit(requests: &mut Requests, outbox: &mut Outbox, life: &mut Life, events: &Sender<Event>) -> bool {
+pub fn emit(
+    requests: &mut Requests,
+    pages: &mut Pages,
+    outbox: &mut Outbox,
+    life: &mut Life,
+    events: &Sender<Event>,
+) -> bool {
     for i in 0..requests.live.len() {
         let slot = requests.live[i];
-        outbox.close_delta(slot, requests.ticket[slot.index()]);
+        let ticket = requests.ticket[slot.index()];
+        outbox.close_delta(slot, ticket);
+        // What a row says while others of its events wait would have no bound; it says what came of it all later.
+        if !requests.blocked[slot.index()]
+            && let Some((held, free)) = pages.news(slot)
+        {
+            outbox.push(Event::Pages { ticket, held, free });
+        }
     }
     let mut any = false;
     while let Some(event) = outbox.pop() {

@@ -55,6 +55,7 @@ pub fn intake(
             Command::Cancel(ticket) => cancel(ticket, waiting, requests, pages, outbox),
             Command::Pause(ticket) => set_paused(requests, ticket, true),
             Command::Resume(ticket) => set_paused(requests, ticket, false),
+            Command::ReportPages => pages.report(),
             Command::Drain => life.draining = true,
             Command::Stop => life.stopping = true,
         }

@@ -14,6 +14,7 @@ pub fn retire(requests: &mut Requests, pages: &mut Pages, counters: &mut Counter
         let s = slot.index();
         let ticket = requests.ticket[s];
         pages.truncate(slot, 0);
+        let held = pages.news(slot).map(|(held, free)| Event::Pages { ticket, held, free });
         let mut report = counters.take(slot);
         match requests.finish[s] {
             Some(finish) => {
@@ -29,6 +30,7 @@ pub fn retire(requests: &mut Requests, pages: &mut Pages, counters: &mut Counter
                 report.total_ns = now_ns - arrived;
                 tracing::info!(request = %requests.id(slot), ?finish, tokens = report.completion_tokens, "finished");
                 outbox.close_delta(slot, ticket);
+                held.into_iter().for_each(|held| outbox.push(held));
                 outbox.push(Event::Finished { ticket, finish, report: Box::new(report) });
             }
             None => {
@@ -39,6 +41,7 @@ pub fn retire(requests: &mut Requests, pages: &mut Pages, counters: &mut Counter
                 report.total_ns = now_ns - requests.arrived_ns[s];
                 tracing::info!(request = %requests.id(slot), tokens = report.completion_tokens, "cancelled");
                 outbox.forget(slot, ticket);
+                held.into_iter().for_each(|held| outbox.push(held));
                 outbox.push(Event::Cancelled { ticket, report: Box::new(report) });
             }
         }

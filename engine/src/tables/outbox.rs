@@ -3,7 +3,8 @@
 //!
 //! Bound: a row whose event waits here is stalled and commits nothing more, and admissions and refusals wait while
 //! the queue is longer than its room, and cancellations with the commands; what a row had to say is forgotten before
-//! its cancellation is said. So it holds at most `room` + 3 events per slot.
+//! its cancellation is said. So it holds at most `room` + 3 events per slot, and 2 more of its pages where they are
+//! reported.
 
 use std::collections::VecDeque;
 
@@ -35,10 +36,10 @@ impl Outbox {
         }
     }
 
-    /// Bytes of [`Self::new`], and of three events of every slot that wait.
+    /// Bytes of [`Self::new`], and of five events of every slot that wait.
     pub fn bytes_for(slots: usize) -> usize {
         let delta = size_of::<Vec<TokenId>>() + size_of::<String>() + size_of::<Vec<TokenLogprob>>();
-        slots * (delta + 3 * size_of::<Event>())
+        slots * (delta + 5 * size_of::<Event>())
     }
 
     /// Whether events that nobody's stall bounds may still be queued.

@@ -1,6 +1,7 @@
 //! pages: who owns which page of the KV pool. Written by intake (a cancelled row's), plan (allocation, copy on write,
 //! preemption), commit (pages past the cursor), retire and a slot fork (sharing); read by admit (what is free),
-//! draft_mtp, prefill and verify (block tables). Payload is the Executor's.
+//! draft_mtp, prefill and verify (block tables), and by retire and emit (what has changed since it was said). Payload
+//! is the Executor's.
 //!
 //! ```text
 //! ref_count[page]              0 = on the free list
@@ -23,6 +24,10 @@ pub struct Pages {
     blocks_max: usize,
     block: Vec<PageId>,
     blocks: Vec<u32>,
+    /// Per slot: what [`Self::news`] said last.
+    said: Vec<u32>,
+    /// Somebody wants to know.
+    reports: bool,
 }
 
 impl Pages {
@@ -35,14 +40,34 @@ impl Pages {
             blocks_max,
             block: vec![PageId::NONE; limits.slots * blocks_max],
             blocks: vec![0; limits.slots],
+            said: vec![0; limits.slots],
+            reports: false,
         }
+    }
+
+    /// From now on there are [`Self::news`].
+    pub fn report(&mut self) {
+        self.reports = true;
+    }
+
+    /// How many pages a row holds and how many are free, if the row held another number when it was last asked.
+    pub fn news(&mut self, slot: Slot) -> Option<(u32, u32)> {
+        let (held, said) = (self.blocks[slot.index()], &mut self.said[slot.index()]);
+        let news = self.reports && held != *said;
+        *said = held;
+        news.then_some((held, self.free.len() as u32))
     }
 
     /// Bytes of [`Self::new`].
     pub fn bytes_for(limits: &Limits) -> usize {
         let blocks = limits.slots.saturating_mul(Limits::pages_for(limits.context));
         let page = size_of::<u16>() + size_of::<PageId>();
-        limits.pages.saturating_mul(page).saturating_add(blocks.saturating_mul(size_of::<PageId>()))
+        let said = limits.slots.saturating_mul(size_of::<u32>());
+        limits
+            .pages
+            .saturating_mul(page)
+            .saturating_add(blocks.saturating_mul(size_of::<PageId>()))
+            .saturating_add(said)
     }
 
     /// Pages of the pool.

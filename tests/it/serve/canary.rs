@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::sync::Arc;
 
-use engine::exec::{CpuExecutor, ExecOptions};
+use engine::exec::{CpuExecutor, ExecOptions, Pool};
 use engine::model::load::LoadOptions;
 use engine::model::{Model, MtpStatus};
 use engine_bin::bench::single::{Single, Want};
@@ -118,8 +118,8 @@ fn a_block_that_does_not_fit_is_caught_and_dropped_unless_forced() {
         let mut model = opened(edit.file());
         let tallies = listen(&model);
         assert!(tallies.len() == PASSAGES.len() && tallies.iter().all(|t| !t.fits()), "{tallies:?}");
-        let mut judge =
-            |force| canary::judge(&mut model.model, &model.tokenizer, ExecOptions::default(), "edited.gguf", force);
+        let (options, pool) = (ExecOptions::default(), Arc::new(Pool::new(1)));
+        let mut judge = |force| canary::judge(&mut model.model, &model.tokenizer, options, &pool, "edited.gguf", force);
         assert_eq!([judge(true), judge(false), judge(false)], [Verdict::Kept, Verdict::Dropped, Verdict::Absent]);
         let MtpStatus::Unavailable(reason) = &model.model.mtp else { panic!("{:?}", model.model.mtp) };
         assert!(reason.contains("edited.gguf") && reason.contains(&tallies[2].to_string()), "{reason}");

@@ -214,7 +214,7 @@ fn engine(commands: &Receiver<Command>, events: &Sender<Event>, log: &Mutex<Vec<
             }
             Some(Command::Drain) => draining = true,
             Some(Command::Stop) => return,
-            None => {}
+            Some(Command::ReportPages) | None => {}
         }
         for (ticket, running) in endless.iter_mut().filter(|(_, r)| !r.paused) {
             let text = "x".repeat(2048);

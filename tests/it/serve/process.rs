@@ -24,37 +24,45 @@ struct Built {
     again: Vec<String>,
 }
 
-/// Builds the programs, once a process. All packages are selected, for a package's features are those that the selected
-/// ones ask of it, and libraries of other features are other libraries; and cargo is called as from a shell, for build
-/// scripts run again where a variable that they read has changed.
+/// The programs, built once a process.
 fn built() -> &'static Built {
     static BUILT: OnceLock<Built> = OnceLock::new();
-    BUILT.get_or_init(|| {
-        let test = std::env::current_exe().unwrap();
-        let folder = test.parent().and_then(|deps| deps.parent()).expect("target/PROFILE/deps/it");
-        let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-        let mut build = Command::new(cargo);
-        build.args(["build", "--quiet", "--message-format", "json-render-diagnostics", "--workspace"]);
-        build.args(["--bin", "engine-serve", "--bin", "engine-bench", "--bin", "engine-pack"]);
-        build.arg("--manifest-path").arg(engine_tests::fixtures::workspace().join("Cargo.toml"));
-        build.arg("--target-dir").arg(folder.parent().unwrap());
-        if folder.ends_with("release") {
-            build.arg("--release");
+    BUILT.get_or_init(|| compile(&["--bin", "engine-serve", "--bin", "engine-bench", "--bin", "engine-pack"]))
+}
+
+/// Builds targets of the workspace in the profile that these tests were built in. Returns the folder of what came.
+pub fn build(targets: &[&str]) -> PathBuf {
+    compile(targets).folder
+}
+
+/// All packages are selected, for a package's features are those that the selected ones ask of it, and libraries of other
+/// features are other libraries; and cargo is called as from a shell, for build scripts run again where a variable that
+/// they read has changed.
+fn compile(targets: &[&str]) -> Built {
+    let test = std::env::current_exe().unwrap();
+    let folder = test.parent().and_then(|deps| deps.parent()).expect("target/PROFILE/deps/it");
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let mut build = Command::new(cargo);
+    build.args(["build", "--quiet", "--message-format", "json-render-diagnostics", "--workspace"]);
+    build.args(targets);
+    build.arg("--manifest-path").arg(engine_tests::fixtures::workspace().join("Cargo.toml"));
+    build.arg("--target-dir").arg(folder.parent().unwrap());
+    if folder.ends_with("release") {
+        build.arg("--release");
+    }
+    for (name, _) in std::env::vars_os() {
+        let text = name.to_string_lossy();
+        if ["CARGO_PKG_", "CARGO_MANIFEST_"].iter().any(|start| text.starts_with(start)) || text == "OUT_DIR" {
+            build.env_remove(name);
         }
-        for (name, _) in std::env::vars_os() {
-            let text = name.to_string_lossy();
-            if ["CARGO_PKG_", "CARGO_MANIFEST_"].iter().any(|start| text.starts_with(start)) || text == "OUT_DIR" {
-                build.env_remove(name);
-            }
-        }
-        let output = build.stderr(Stdio::inherit()).output().unwrap();
-        assert!(output.status.success());
-        let messages = output.stdout.split(|&byte| byte == b'\n').filter_map(|line| serde_json::from_slice(line).ok());
-        let compiled = messages.filter(|message: &Value| message["fresh"] == false);
-        let packages = compiled.filter_map(|message| message["package_id"].as_str().map(str::to_owned));
-        let again = packages.filter(|package| package.starts_with("registry+")).collect();
-        Built { folder: folder.to_owned(), again }
-    })
+    }
+    let output = build.stderr(Stdio::inherit()).output().unwrap();
+    assert!(output.status.success());
+    let messages = output.stdout.split(|&byte| byte == b'\n').filter_map(|line| serde_json::from_slice(line).ok());
+    let compiled = messages.filter(|message: &Value| message["fresh"] == false);
+    let packages = compiled.filter_map(|message| message["package_id"].as_str().map(str::to_owned));
+    let again = packages.filter(|package| package.starts_with("registry+")).collect();
+    Built { folder: folder.to_owned(), again }
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! An engine inside this process: submit a batch of choices, wait for all of them. What measuring verbs, benchmarks
+//! Batches on an engine inside this process: submit a batch of choices, wait for all of them. What measuring verbs, benchmarks
 //! and tests run on.
 
 use std::collections::HashMap;
@@ -56,8 +56,8 @@ pub fn run_all(handle: &EngineHandle, submissions: Vec<Submission>) -> Result<Ve
     let mut left = order.len();
     while left > 0 {
         match handle.events.recv().map_err(|_| EmbedError::Dead)? {
-            // Cancelled are only the members of a batch that was refused.
-            Event::Admitted { .. } | Event::Cancelled { .. } => {}
+            // Cancelled are only the members of a batch that was refused; pages are said to who asks.
+            Event::Admitted { .. } | Event::Cancelled { .. } | Event::Pages { .. } => {}
             Event::Delta { ticket, tokens, text, logprobs } => {
                 if let Some(&i) = index.get(&ticket) {
                     partial[i].0.extend(tokens);

@@ -1,0 +1,155 @@
+//! A handle's configuration: a JSON object whose keys are flags of `engine-serve`, with `_` for `-`. It becomes a command
+//! line, so that defaults, ranges and contradictions are those of the daemon and nothing here can drift from them.
+
+use std::ffi::OsString;
+
+use serde_json::Value;
+
+use crate::flags::{LowArgs, ServeArgs};
+use crate::serve::json::{parse_object, type_name};
+
+/// Flags that decide what a model is and how it runs.
+const KEYS: [&str; 25] = [
+    "model",
+    "spec_strategy",
+    "mtp_tokens",
+    "mtp_force",
+    "suffix_min",
+    "suffix_max",
+    "suffix_tokens",
+    "window_policy",
+    "window_initial",
+    "window_min",
+    "schedule",
+    "spec_draft_model",
+    "ctx_size",
+    "parallel",
+    "threads",
+    "kv_type",
+    "window_max",
+    "prefill_chunk",
+    "exact_activations",
+    "no_mmap",
+    "strict",
+    "repack",
+    "mtp_norm",
+    "mtp_hidden_norm",
+    "memory_limit",
+];
+/// Keys beside the flags.
+const PAGE_EVENTS: &str = "page_events";
+const QUEUE_TIMEOUT: &str = "queue_timeout";
+
+/// What a handle is opened with.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// As the daemon's flags.
+    pub args: ServeArgs,
+    /// Events of KV pages are wanted.
+    pub page_events: bool,
+}
+
+impl Config {
+    /// Reads a configuration; empty text is the built-in model with every default.
+    ///
+    /// # Errors
+    /// What is wrong with it, naming the key.
+    pub fn parse(json: &[u8]) -> Result<Self, String> {
+        let map = if json.is_empty() { Ok(Default::default()) } else { parse_object(json) };
+        let map = map.map_err(|error| format!("the configuration: {}", error.message))?;
+        let mut words: Vec<OsString> = vec!["engine-serve".into()];
+        let mut page_events = false;
+        for (key, value) in &map {
+            let flag = key.replace('_', "-");
+            match value {
+                Value::Null => {}
+                _ if !KEYS.contains(&key.as_str()) && key != PAGE_EVENTS && key != QUEUE_TIMEOUT => {
+                    let known = [&KEYS[..], &[QUEUE_TIMEOUT, PAGE_EVENTS]].concat().join(", ");
+                    return Err(format!("the configuration: {key:?} is not known; the keys are {known}"));
+                }
+                Value::Bool(on) if key == PAGE_EVENTS => page_events = *on,
+                other if key == PAGE_EVENTS => {
+                    return Err(format!("{PAGE_EVENTS}: expected boolean, found {}", type_name(other)));
+                }
+                Value::Bool(true) => words.push(format!("--{flag}").into()),
+                Value::Bool(false) => {}
+                Value::String(text) => words.push(format!("--{flag}={text}").into()),
+                Value::Number(number) => words.push(format!("--{flag}={number}").into()),
+                other => return Err(format!("{key}: expected string, number or boolean, found {}", type_name(other))),
+            }
+        }
+        // Its first paragraph; what follows tells how to call a program.
+        let said = |error: clap::Error| {
+            let text = error.to_string();
+            let first = text.split("\n\n").next().unwrap_or(&text);
+            format!("the configuration: {}", first.trim().trim_start_matches("error: "))
+        };
+        let mut args = LowArgs::parse_line(words).map_err(said)?;
+        // It may come from the environment, and there are no clients here that would need one.
+        args.api_key.clear();
+        Ok(Self { args: args.resolve()?, page_events })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory as _;
+
+    use super::*;
+
+    /// What a handle has no use for: sockets, and models in two processes.
+    const OF_PROGRAMS: [&str; 11] = [
+        "stage",
+        "stage_split",
+        "listen",
+        "peer",
+        "stage_key_file",
+        "stage_timeout",
+        "limits",
+        "host",
+        "port",
+        "api_key",
+        "api_key_file",
+    ];
+
+    #[test]
+    fn every_flag_is_a_key_or_is_left_out_for_a_reason() {
+        for flag in LowArgs::command().get_arguments().map(|a| a.get_id().as_str().to_owned()) {
+            let known = KEYS.contains(&flag.as_str()) || flag == QUEUE_TIMEOUT;
+            assert!(known != OF_PROGRAMS.contains(&flag.as_str()), "{flag}: put it into KEYS or OF_PROGRAMS");
+        }
+    }
+
+    #[test]
+    fn values_are_those_of_the_flags() {
+        let read = |text: &str| Config::parse(text.as_bytes());
+        assert!(read("").unwrap().args.low.model.is_none());
+        let full = read(
+            r#"{"model": "-odd name.gguf", "ctx_size": 512, "no_mmap": true, "strict": false, "kv_type": "f32",
+                "memory_limit": "3GiB", "threads": null, "page_events": true, "queue_timeout": 9}"#,
+        );
+        let Config { args, page_events } = full.unwrap();
+        let size = &args.low.size;
+        assert_eq!(args.low.model.as_deref(), Some("-odd name.gguf".as_ref()));
+        assert_eq!((size.ctx_size, size.no_mmap, size.strict, size.threads), (Some(512), true, false, None));
+        assert_eq!((page_events, args.low.queue_timeout), (true, 9));
+        for (text, told) in [
+            ("[]", "expected object"),
+            ("{", "byte"),
+            (r#"{"ctx_size": 4, "ctx_size": 8}"#, "duplicate key"),
+            (r#"{"port": 80}"#, "\"port\" is not known"),
+            (r#"{"ctx-size": 80}"#, "\"ctx-size\" is not known"),
+            (r#"{"ctx_size": 1}"#, "--ctx-size 1"),
+            (r#"{"window_max": 64}"#, "--window-max"),
+            (r#"{"window_min": 9, "window_max": 8}"#, "--window-min"),
+            (r#"{"no_mmap": "yes"}"#, "--no-mmap"),
+            (r#"{"ctx_size": true}"#, "--ctx-size"),
+            (r#"{"ctx_size": 1.5}"#, "--ctx-size"),
+            (r#"{"ctx_size": [4]}"#, "ctx_size: expected string, number or boolean, found list"),
+            (r#"{"page_events": 1}"#, "page_events: expected boolean, found number"),
+        ] {
+            let error = read(text).unwrap_err();
+            assert!(error.contains(told) && !error.contains('\n'), "{text}: {error}");
+        }
+    }
+}
