@@ -1,0 +1,200 @@
+//! Calls as a host makes them, wrong ones above all.
+
+use std::ffi::c_char;
+
+use super::*;
+
+const SMALL: &str = r#"{"ctx_size": 256, "parallel": 1, "threads": 1}"#;
+
+fn text(fill: impl Fn(*mut c_char, usize, *mut usize) -> Status) -> String {
+    let (mut buffer, mut length) = (vec![0_u8; 1 << 16], 0);
+    let status = fill(buffer.as_mut_ptr().cast(), buffer.len(), &raw mut length);
+    assert_eq!(status, Status::Ok);
+    buffer.truncate(length);
+    String::from_utf8(buffer).unwrap()
+}
+
+fn last_error() -> String {
+    // SAFETY: `text` gives a buffer of the length beside it.
+    text(|buffer, capacity, length| unsafe { slipstream_last_error(buffer, capacity, length) })
+}
+
+fn open(config: &str) -> Result<u64, Status> {
+    let mut handle = 7;
+    // SAFETY: as long as it says.
+    match unsafe { slipstream_open(config.as_ptr().cast(), config.len(), &raw mut handle) } {
+        Status::Ok => Ok(handle),
+        status => {
+            assert_eq!(handle, 0, "no handle where none was opened");
+            Err(status)
+        }
+    }
+}
+
+fn request(endpoint: u32, json: &str) -> Request {
+    Request {
+        struct_size: size_of::<Request>(),
+        endpoint,
+        json: json.as_ptr().cast(),
+        json_len: json.len(),
+        tokens: std::ptr::null(),
+        tokens_len: 0,
+    }
+}
+
+fn submit(handle: u64, request: &Request) -> Result<u64, Status> {
+    let mut id = 7;
+    // SAFETY: a whole struct; its text is a `str`.
+    match unsafe { slipstream_submit(handle, request, &raw mut id) } {
+        Status::Ok => Ok(id),
+        status => Err(status),
+    }
+}
+
+/// Room for one event.
+struct Room {
+    events: Vec<Event>,
+    bytes: Vec<u8>,
+    tokens: Vec<u32>,
+    batch: Batch,
+}
+
+impl Room {
+    fn new(bytes: usize) -> Self {
+        let (mut bytes, mut tokens) = (vec![0; bytes], vec![0; 256]);
+        let mut events = Vec::with_capacity(1);
+        let batch = Batch {
+            struct_size: size_of::<Batch>(),
+            event_size: size_of::<Event>(),
+            events: events.as_mut_ptr(),
+            events_max: 1,
+            bytes: bytes.as_mut_ptr().cast(),
+            bytes_max: bytes.len(),
+            tokens: tokens.as_mut_ptr(),
+            tokens_max: tokens.len(),
+            events_len: 0,
+            bytes_len: 0,
+            tokens_len: 0,
+        };
+        Self { events, bytes, tokens, batch }
+    }
+
+    fn poll(&mut self, handle: u64, request: u64, timeout_ms: u64) -> Status {
+        // SAFETY: the vectors live beside the batch and are not used meanwhile.
+        unsafe { slipstream_poll(handle, request, timeout_ms, &raw mut self.batch) }
+    }
+
+    fn event(&mut self) -> Option<Event> {
+        // SAFETY: the call wrote as many as it says, and there is room for one.
+        unsafe { self.events.set_len(self.batch.events_len) };
+        self.events.pop()
+    }
+}
+
+#[test]
+fn a_number_that_is_no_handle_is_told_so() {
+    let handle = open(SMALL).unwrap();
+    let body = request(Endpoint::Tokenize as u32, r#"{"content": "x"}"#);
+    let mut room = Room::new(64);
+    let mut stats = Stats { struct_size: size_of::<Stats>(), ..Stats::default() };
+    assert_eq!(slipstream_close(handle), Status::Ok);
+    for bad in [handle, 0, 1, u64::MAX, handle + 1, handle ^ (1 << 32)] {
+        assert_eq!(submit(bad, &body), Err(Status::Handle));
+        assert_eq!(room.poll(bad, 0, 0), Status::Handle);
+        assert_eq!(slipstream_cancel(bad, 1), Status::Handle);
+        assert_eq!(slipstream_close(bad), Status::Handle, "{bad:#x}");
+        // SAFETY: a whole struct, and no buffer.
+        unsafe {
+            assert_eq!(slipstream_get_stats(bad, &raw mut stats), Status::Handle);
+            let mut length = 0;
+            assert_eq!(slipstream_about(bad, std::ptr::null_mut(), 0, &raw mut length), Status::Handle);
+        }
+        assert!(last_error().contains(&format!("{bad:#x}")));
+    }
+}
+
+#[test]
+fn what_cannot_be_meant_is_refused() {
+    let handle = open(SMALL).unwrap();
+    let good = request(Endpoint::Tokenize as u32, r#"{"content": "x"}"#);
+    let token = 5_u32;
+    let rows = [
+        (Request { struct_size: 0, ..good }, "struct_size"),
+        (Request { endpoint: 0, ..good }, "0 is no slipstream_endpoint"),
+        (Request { endpoint: 7, ..good }, "7 is no slipstream_endpoint"),
+        (Request { json: std::ptr::null(), ..good }, "json is null"),
+        (Request { json_len: usize::MAX, ..good }, "json has"),
+        (Request { tokens: &raw const token, tokens_len: 1, ..good }, "tokens are for"),
+        (Request { endpoint: Endpoint::Tokens as u32, tokens_len: 1, json_len: 0, ..good }, "tokens is null"),
+        (request(Endpoint::Tokens as u32, "{"), "options"),
+    ];
+    for (bad, told) in &rows {
+        assert_eq!(submit(handle, bad), Err(Status::Argument), "{told}");
+        assert!(last_error().contains(told), "{}", last_error());
+    }
+    let mut room = Room::new(64);
+    // SAFETY: null is refused, and the rest are whole structs.
+    unsafe {
+        let mut id = 0;
+        assert_eq!(slipstream_submit(handle, std::ptr::null(), &raw mut id), Status::Argument);
+        assert_eq!(slipstream_submit(handle, &raw const good, std::ptr::null_mut()), Status::Argument);
+        assert_eq!(slipstream_poll(handle, 0, 0, std::ptr::null_mut()), Status::Argument);
+        assert_eq!(slipstream_get_stats(handle, std::ptr::null_mut()), Status::Argument);
+        assert_eq!(slipstream_about(handle, std::ptr::null_mut(), 0, std::ptr::null_mut()), Status::Argument);
+        assert_eq!(slipstream_open(SMALL.as_ptr().cast(), SMALL.len(), std::ptr::null_mut()), Status::Argument);
+    }
+    assert_eq!(room.poll(handle, 99, 0), Status::NoRequest);
+    assert_eq!(slipstream_cancel(handle, 99), Status::NoRequest);
+    for (config, status) in
+        [("{", Status::Usage), (r#"{"port": 1}"#, Status::Usage), (r#"{"model": "no.gguf"}"#, Status::Refused)]
+    {
+        assert_eq!(open(config), Err(status), "{config}");
+        let said = last_error();
+        let mut length = 0;
+        // SAFETY: no room is asked for.
+        let status_again = unsafe {
+            slipstream_preflight(config.as_ptr().cast(), config.len(), std::ptr::null_mut(), 0, &raw mut length)
+        };
+        assert_eq!((status_again, last_error()), (status, said));
+    }
+    assert_eq!(slipstream_close(handle), Status::Ok);
+}
+
+#[test]
+fn an_event_that_does_not_fit_stays() {
+    let handle = open(SMALL).unwrap();
+    let body = request(Endpoint::Completions as u32, r#"{"prompt": "x", "max_tokens": 3, "return_token_ids": true}"#);
+    let id = submit(handle, &body).unwrap();
+    let mut room = Room::new(16);
+    assert_eq!(room.poll(handle, id, SLIPSTREAM_FOREVER), Status::TooSmall);
+    let needed = room.batch.bytes_len;
+    assert!(needed > 16 && room.batch.tokens_len == 3 && room.event().is_none(), "{needed}");
+    assert!(last_error().contains(&format!("{needed} bytes and 3 token ids")));
+    let mut room = Room::new(needed);
+    assert_eq!(room.poll(handle, 0, SLIPSTREAM_FOREVER), Status::Ok);
+    let event = room.event().unwrap();
+    assert_eq!((event.request, event.kind, event.status), (id, Kind::Answer, 200));
+    assert_eq!((event.json_len, event.tokens_len, event.tokens), (needed, 3, room.tokens.as_ptr()));
+    let answer: serde_json::Value = serde_json::from_slice(&room.bytes).unwrap();
+    assert_eq!(answer["choices"][0]["token_ids"], serde_json::json!(room.tokens[..3]));
+    // Nothing in time is no failure.
+    assert_eq!((room.poll(handle, 0, 1), room.batch.events_len), (Status::Ok, 0));
+    // SAFETY: `text` gives a buffer of the length beside it.
+    let about = text(|buffer, capacity, length| unsafe { slipstream_about(handle, buffer, capacity, length) });
+    let mut length = 0;
+    // SAFETY: no room is asked for.
+    let status = unsafe { slipstream_about(handle, std::ptr::null_mut(), 0, &raw mut length) };
+    assert_eq!((status, length), (Status::TooSmall, about.len()));
+    assert_eq!(slipstream_close(handle), Status::Ok);
+}
+
+#[test]
+fn a_poll_that_waits_ends_with_its_handle() {
+    let handle = open(SMALL).unwrap();
+    let waits = std::thread::spawn(move || Room::new(64).poll(handle, 0, SLIPSTREAM_FOREVER));
+    std::thread::sleep(Duration::from_millis(50));
+    assert_eq!(slipstream_close(handle), Status::Ok);
+    // Where it had not begun, there is no handle any more.
+    assert!(matches!(waits.join().unwrap(), Status::Closed | Status::Handle));
+    assert_eq!(slipstream_abi(), SLIPSTREAM_ABI);
+}
