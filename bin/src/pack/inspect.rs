@@ -250,7 +250,7 @@ pub(crate) fn describe(
         d_model: config.d_model,
         trunk: config.trunk,
         layers: layers(config, kind),
-        stage: flags.stage.stage.map(|of| StageShare::planned(of, &model.stage, config)),
+        stage: stage.map(|of| StageShare::planned((of.index, of.count), &model.stage, config)),
         head: head(kind, &model.mtp),
         types: types(&file),
         shards: file

@@ -68,8 +68,9 @@ fn timeless(mut answer: Value) -> Value {
     for field in ["id", "created", "timings"] {
         answer.as_object_mut().unwrap().remove(field);
     }
-    let speculation = answer["speculation"].as_object_mut();
-    speculation.map(|s| s.retain(|name, _| ["requested", "effective", "drafted_n", "accepted_n"].contains(&&**name)));
+    if let Some(speculation) = answer["speculation"].as_object_mut() {
+        speculation.retain(|name, _| ["requested", "effective", "drafted_n", "accepted_n"].contains(&&**name));
+    }
     answer
 }
 
