@@ -355,6 +355,38 @@ fn a_page_shows_what_the_result_says() {
     }
 }
 
+/// A page that says something else than its result is caught, whatever it lies about.
+#[test]
+fn a_page_that_lies_is_caught() {
+    let (page, value) = page_of(&result());
+    check(&page, &value);
+    for (truth, lie) in [
+        (
+            "data-path=\"/arms/1/decode_tok_s/median\">142.5</td>",
+            "data-path=\"/arms/1/decode_tok_s/median\">142.6</td>",
+        ),
+        (
+            "data-path=\"/arms/1/decode_tok_s/median\">142.5</td>",
+            "data-path=\"/arms/2/decode_tok_s/median\">142.5</td>",
+        ),
+        ("data-axis=\"x\" data-zero=\"", "data-axis=\"x\" data-zero=\"1"),
+        ("data-axis=\"y\" data-zero=\"", "data-axis=\"y\" data-zero=\"1"),
+        ("data-scale=\"100\"", "data-scale=\"10\""),
+        ("data-over=\"", "data-over=\"/run/repeats\" title=\""),
+        ("</header>", "<img src=\"x\"/></header>"),
+        ("<h1>", "<h1 onclick=\"x\">"),
+        ("<td>–</td>", "<td>7</td>"),
+        ("<bdi data-path=\"/model/name\">&lt;", "<bdi data-path=\"/model/name\">"),
+        ("<bdi data-path=\"/model/name\">&lt;", "<bdi data-path=\"/model/name\"><"),
+        ("\"mode\": \"forced\"", "\"mode\": \"other\""),
+    ] {
+        assert!(page.contains(truth), "the page has no {truth}");
+        let page = page.replacen(truth, lie, 1);
+        let caught = std::panic::catch_unwind(|| check(&page, &value));
+        assert!(caught.is_err(), "{lie} passes for {truth}");
+    }
+}
+
 /// A page says nothing of what was not measured, whatever that is.
 #[test]
 fn results_that_lack_most_have_a_page() {

@@ -209,6 +209,13 @@ fn a_sweep_goes_on_where_it_stopped() {
         assert_eq!(code, Some(3), "{error}");
         assert!(error.contains(&format!("is of another sweep ({word})")), "{error}");
     }
+    let table = fs::read(bench.path("cost.json")).expect("it is there");
+    fs::write(bench.path("cost.json"), r#"{"rows_ms":{"1":2.0,"64":5.0},"draft_ms":0.1}"#)
+        .expect("the folder takes it");
+    let (code, _, error) = run("stopped", &["--keep-one-in", "2", "--resume"]);
+    assert_eq!(code, Some(3), "{error}");
+    assert!(error.contains("(cost table)"), "{error}");
+    fs::write(bench.path("cost.json"), table).expect("the folder takes it");
     let text = fs::read_to_string(bench.path("sessions.jsonl")).expect("it is there").replace("amount", "figure");
     fs::write(bench.path("sessions.jsonl"), text).expect("the folder takes it");
     let (code, _, error) = run("stopped", &["--keep-one-in", "2", "--resume"]);

@@ -115,7 +115,7 @@ pub struct ReplayFlags {
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = within(0, 1000))]
     pub warmup: usize,
     /// Most sessions of each source.
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = within(1, usize::MAX))]
     pub limit: Option<usize>,
     /// Most tokens of an answer that are replayed.
     #[arg(long, value_name = "N", value_parser = within(1, usize::MAX))]

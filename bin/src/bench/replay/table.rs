@@ -42,10 +42,11 @@ pub fn table(result: &BenchResult) -> String {
 }
 
 fn block(out: &mut String, title: &str, arms: &[Arm]) {
+    let widest = arms.iter().map(|arm| arm.label.chars().count()).max().unwrap_or_default().max(12) + 1;
     _ = writeln!(out, "\n{title}");
     _ = writeln!(
         out,
-        "  {:<13}{:>8}{:>9}{:>7}{:>9}{:>9}{:>9}{:>8}{:>8}{:>8}{:>9}{:>10}  output",
+        "  {:<widest$}{:>8}{:>9}{:>7}{:>9}{:>9}{:>9}{:>8}{:>8}{:>8}{:>9}{:>10}  output",
         "arm",
         "tokens",
         "tok/s",
@@ -72,7 +73,7 @@ fn block(out: &mut String, title: &str, arms: &[Arm]) {
             if arm.times.lookup_us.n == 0 { "-".to_owned() } else { format!("{:.2}", arm.times.lookup_us.mean) };
         _ = writeln!(
             out,
-            "  {:<13}{:>8}{:>9.1}{:>7}{:>9}{:>9}{:>9}{:>8}{:>8}{:>8}{:>9}{:>10.1}  {output}",
+            "  {:<widest$}{:>8}{:>9.1}{:>7}{:>9}{:>9}{:>9}{:>8}{:>8}{:>8}{:>9}{:>10.1}  {output}",
             arm.label,
             arm.speculation.completion_tokens,
             arm.decode_tok_s.median,

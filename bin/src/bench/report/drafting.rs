@@ -38,7 +38,8 @@ pub fn acceptance(doc: &Doc) -> String {
     section(
         "Acceptance by position",
         "Of the drafts at each position, how many of 100 the model itself would have chosen and were committed. The first \
-         position follows the last committed token; a draft counts only if all before it were right, so lines fall.",
+         position follows the last committed token, and a draft counts only if all before it were right. With windows of one \
+         width lines fall; where the policy is adaptive it drafts far ahead only where it expects to be right.",
         &(body + &shares(doc)),
     )
 }

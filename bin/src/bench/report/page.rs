@@ -176,7 +176,8 @@ fn head(doc: &Doc) -> String {
     if doc.result.run.simulated {
         out.push_str(
             "<p class=\"warn\">Times are simulated: the recorded answers were taken for the model’s, and a pass takes what \
-             the cost table says. What was drafted and accepted is real.</p>",
+             the cost table says. What was drafted and accepted is real, and so is the time of the work around passes, \
+             which a busy machine makes longer.</p>",
         );
     }
     out.push_str(&winner(doc));
@@ -240,7 +241,7 @@ fn memory(doc: &Doc) -> String {
     for (label, path) in entries {
         let Label::Ours(text) = &label else { continue };
         table.row().head(text).figure(doc.figure(&*path).map(|figure| figure.mib())).figure(doc.figure(&*path));
-        let Some(figure) = doc.figure(&*path) else { continue };
+        let Some(figure) = doc.figure(&*path).filter(|figure| figure.value > 0.0) else { continue };
         rows.push(Row { label, figures: vec![figure.mib()], spread: None, factor: None, style: 1, pale: false });
     }
     let plot = bars("Memory by what it is for", "MiB", &rows);

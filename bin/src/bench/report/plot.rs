@@ -137,7 +137,7 @@ fn horizontal(
     if rows.is_empty() {
         return String::new();
     }
-    let (left, right) = (16.0, WIDTH - 16.0);
+    let (left, right) = (16.0, WIDTH - 24.0);
     let values = rows.iter().flat_map(|row| &row.figures);
     let values = values.chain(rows.iter().filter_map(|row| row.spread.as_ref().map(|spread| &spread.1)));
     let (top, ticks) = scale(values.map(|figure| figure.value).fold(0.0, f64::max));
@@ -148,7 +148,7 @@ fn horizontal(
     for tick in &ticks {
         let x = place(*tick);
         _ = write!(out, "<path class=\"grid\" d=\"M{x:.1} 0V{bottom:.1}\"/>");
-        _ = write!(out, "<text class=\"tick mid\" x=\"{x:.1}\" y=\"{:.1}\">{}</text>", bottom + 13.0, number(*tick));
+        _ = write!(out, "<text class=\"tick mid\" x=\"{x:.1}\" y=\"{:.1}\">{}</text>", bottom + 13.0, round(*tick));
     }
     for (i, row) in rows.iter().enumerate() {
         let y = i as f64 * 36.0;
@@ -187,7 +187,7 @@ pub fn lines(axes: &Axes<'_>, series: &[Series], doubling: bool) -> String {
         (0..=8).map(|i| least + f64::from(i) * step).collect()
     };
     for mark in marks.into_iter().filter(|mark| (least..=most).contains(&along(*mark))) {
-        frame.mark(&mut out, place(mark), &number(mark));
+        frame.mark(&mut out, place(mark), &round(mark));
     }
     for Series { style, points, joined } in series {
         let style = style % STYLES;
@@ -266,7 +266,7 @@ impl Frame {
             let y = self.place(*tick);
             _ = write!(out, "<path class=\"grid\" d=\"M{:.1} {y:.1}H{:.1}\"/>", self.left, self.right);
             let (x, y) = (self.left - 6.0, y + 4.0);
-            _ = write!(out, "<text class=\"tick end\" x=\"{x:.1}\" y=\"{y:.1}\">{}</text>", number(*tick));
+            _ = write!(out, "<text class=\"tick end\" x=\"{x:.1}\" y=\"{y:.1}\">{}</text>", round(*tick));
         }
         _ = write!(out, "<text class=\"axis\" x=\"2\" y=\"11\">{}</text>", escape(axes.y));
         let middle = (self.left + self.right) / 2.0;
@@ -286,6 +286,15 @@ fn open(title: &str, height: f64, axis: char, zero: f64, unit: f64) -> String {
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height}\" role=\"img\" aria-label=\"{title}\" \
          data-axis=\"{axis}\" data-zero=\"{zero}\" data-unit=\"{unit}\">"
     )
+}
+
+/// A number on an axis: without zeroes behind its last digit.
+fn round(tick: f64) -> String {
+    let text = number(tick);
+    match text.contains('.') && !text.contains('e') {
+        true => text.trim_end_matches('0').trim_end_matches('.').to_owned(),
+        false => text,
+    }
 }
 
 /// The end of an axis that holds `most`, and marks on it: at most six, at round numbers.
@@ -318,6 +327,15 @@ mod tests {
         for most in [f64::NAN, f64::INFINITY, -3.0, f64::MAX, f64::MIN_POSITIVE, 1e-310] {
             let (end, ticks) = scale(most);
             assert!(end > 0.0 && end.is_finite() && ticks.iter().all(|tick| tick.is_finite()), "{most}: {end}");
+        }
+    }
+
+    #[test]
+    fn marks_have_no_idle_zeroes() {
+        for (tick, text) in
+            [(0.0, "0"), (0.5, "0.5"), (1.25, "1.25"), (100.0, "100"), (0.0025, "0.0025"), (1e-7, "1.000e-7")]
+        {
+            assert_eq!(round(tick), text);
         }
     }
 

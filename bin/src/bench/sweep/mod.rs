@@ -18,11 +18,12 @@ use clap::Args;
 use engine::api::{Speculation, Strategy};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
+use super::compare::kin::same_cost;
 use super::options::within;
 use super::replay::flags::ReplayFlags;
-use super::replay::{Bench, ReplayError};
+use super::replay::{Bench, ReplayError, cost};
 use super::report::doc::{Doc, NoResult};
-use super::result::{BenchResult, Settings};
+use super::result::{BenchResult, CostFacts, Settings};
 use super::whole::{self, WriteError};
 use crate::menu::BUILT_IN;
 use crate::report;
@@ -106,7 +107,8 @@ pub fn run(flags: &SweepFlags) -> Result<(BenchResult, PathBuf), SweepError> {
     let fresh = BenchResult { sweep: Some(sweep), ..bench.blank() };
     let mut state = State { path, limit: flags.replay.limit, result: fresh };
     if let Some(earlier) = earlier {
-        state.take_up(earlier)?;
+        let told = flags.replay.cost.as_deref().map(cost::read).transpose().map_err(ReplayError::Cost)?;
+        state.take_up(earlier, told)?;
     }
     if state.sweep().done {
         report::note("the sweep is done already");
@@ -177,8 +179,8 @@ impl State {
         whole::write(&self.path, &bytes)
     }
 
-    /// Goes on with an earlier result, if it is one of the same sweep.
-    fn take_up(&mut self, earlier: BenchResult) -> Result<(), SweepError> {
+    /// Goes on with an earlier result, if it is one of the same sweep. A cost table that is `told` has to be its own.
+    fn take_up(&mut self, earlier: BenchResult, told: Option<CostFacts>) -> Result<(), SweepError> {
         let file = self.path.display().to_string();
         let Some(before) = &earlier.sweep else {
             return Err(SweepError::Refused(format!("{file} is no sweep; give another --out")));
@@ -188,6 +190,7 @@ impl State {
             ("mode", earlier.mode == self.result.mode),
             ("model", earlier.model == self.result.model),
             ("flags of the replay", earlier.run == self.result.run),
+            ("cost table", told.zip(earlier.cost.as_ref()).is_none_or(|(told, cost)| same_cost(&told, cost))),
             ("recordings", before.recordings_sha256 == now.recordings_sha256),
             ("grid", before.grid == now.grid),
             ("--keep-one-in", before.keep_one_in == now.keep_one_in),
