@@ -47,10 +47,15 @@ impl Runs {
         command.arg("--out").arg(self.out()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()
     }
 
-    /// Kills a run once `due` says so or it has ended, and looks at what it left. Whether it had got its name.
+    /// Kills a run once `due` says so or it has ended, and looks at what it left. Whether it had got its name. What an
+    /// earlier run left stays where it is, and `due` is asked when this one has put its own in the place of it.
     fn killed(&self, due: impl Fn() -> bool) -> bool {
+        let earlier = self.partial().join("of an earlier run");
+        if self.partial().exists() {
+            fs::write(&earlier, "").unwrap();
+        }
         let mut child = self.start();
-        while !due() && child.try_wait().unwrap().is_none() {
+        while (earlier.exists() || !due()) && child.try_wait().unwrap().is_none() {
             std::thread::yield_now();
         }
         child.kill().unwrap();
@@ -78,12 +83,14 @@ fn fifty_kills_leave_no_half_set() {
     let total = bytes(&runs.out());
     assert!(runs.killed(|| false), "a run that is not killed ends with its set");
 
-    let mut absent = 0;
-    for i in 0..40 {
-        let due = total * i / 40;
+    let (mut absent, mut begun) = (0, 0);
+    for i in 1..=40 {
+        let due = total * i / 41;
         absent += usize::from(!runs.killed(|| bytes(&runs.partial()) >= due));
+        begun += usize::from(bytes(&runs.partial()) >= due);
     }
     assert!(absent > 20, "only {absent} of 40 runs were killed before their end");
+    assert!(begun > 20, "only {begun} of 40 runs had written what they were killed for");
     // Around the rename: the record is the last file.
     for i in 0..10 {
         let last = runs.partial().join("provenance.json");
