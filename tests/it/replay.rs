@@ -113,7 +113,7 @@ fn answers(subject: &Subject, strategy: Strategy, width: u8) -> Vec<Outcome> {
     let submission = |(i, prompt): (usize, &Vec<TokenId>)| Submission {
         ticket: Ticket(i as u64),
         prompt: prompt.clone(),
-        max_tokens: 60,
+        max_tokens: 150,
         sampling: Sampling::greedy(),
         stop: Stop::default(),
         speculation,
@@ -205,11 +205,11 @@ fn forced_arms_commit_the_recording_whoever_is_beside_them() {
     }
 
     // Everything at the end of a prompt that fits is kept, and an answer half as long as the context.
-    let short = result(&[&common[..], &["--ctx-size", "64", "--limit", "2"]].concat());
+    let short = result(&[&common[..], &["--ctx-size", "32", "--limit", "2"]].concat());
     let facts = &short.traces[0];
     assert_eq!((facts.sessions_n, facts.left_out_n, facts.outputs_n), (3, 1, 4));
     assert_eq!((facts.prompts_cut_n, facts.outputs_cut_n), (4, 4));
-    assert_eq!((facts.prompt_tokens, facts.output_tokens), (4 * 32, 4 * 32));
+    assert_eq!((facts.prompt_tokens, facts.output_tokens), (4 * 16, 4 * 16));
     let few = result(&[&common[..], &["--max-tokens", "5", "--arms", "off,ngram-suffix"]].concat());
     assert_eq!((few.traces[0].output_tokens, few.arms.len()), (30, 2));
 }

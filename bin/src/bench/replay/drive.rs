@@ -10,7 +10,7 @@ use engine::api::{Command, DraftCounts, Event, Finish, Report, Sampling, Specula
 use engine::clock::Clock;
 use engine::cost::Cost;
 use engine::ids::{Slot, Ticket, TokenId};
-use engine::limits::{Limits, LimitsError};
+use engine::limits::{Limits, LimitsError, WINDOW_MAX};
 use engine::pieces::Pieces;
 use engine::step::{Executor, Source};
 use engine::tick::{System, TICK};
@@ -231,7 +231,8 @@ impl Driver {
         let submission = Submission {
             ticket,
             prompt: script.prompt.clone(),
-            max_tokens: script.target.len() as u32,
+            // An answer that ends by itself does not tell its length: what is drafted behind its end is discarded.
+            max_tokens: (script.target.len() + if script.ends { WINDOW_MAX } else { 0 }) as u32,
             sampling: Sampling { seed: seed as u64, ..Sampling::greedy() },
             stop: Stop { ignore_eos: script.ignores_end, ..Stop::default() },
             speculation,

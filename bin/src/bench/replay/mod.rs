@@ -491,11 +491,11 @@ impl Stage<'_> {
 
 /// The answer of mode `synthetic`: the prompt once more, as often as it takes, so that a suffix of it can be drafted.
 fn copy_prompt(script: &mut Script) {
-    let Script { prompt, target, ignores_end, .. } = script;
+    let Script { prompt, target, ignores_end, ends, .. } = script;
     let length = target.len();
     *target = prompt.iter().copied().cycle().take(length).collect();
     // Prompts have end tokens inside.
-    *ignores_end = true;
+    (*ignores_end, *ends) = (true, false);
 }
 
 fn run_facts(flags: &ReplayFlags, context_tokens: usize) -> RunFacts {

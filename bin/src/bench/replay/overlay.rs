@@ -182,10 +182,9 @@ impl Overlay {
             };
             let drafts = &trunk.token[first + 1..end];
             let accepted = drafts.iter().enumerate().take_while(|(at, draft)| agrees(*at, **draft)).count();
-            // A pass that is only run to be timed plays no script, and may be wider than one.
-            let Some(next) = target.get(draw + accepted) else { continue };
             out.accepted[segment] = accepted as u32;
-            out.next[segment] = *next;
+            // Behind the answer's last token nothing is committed, and passes that are only run to be timed play no script.
+            out.next[segment] = target.get(draw + accepted).copied().unwrap_or(TokenId::NONE);
         }
     }
 }

@@ -32,6 +32,8 @@ pub struct Script {
     pub target: Vec<TokenId>,
     /// An end token stands inside the answer: it was recorded under `ignore_eos`.
     pub ignores_end: bool,
+    /// Its last token ends it, and no limit does.
+    pub ends: bool,
     /// What the MTP block drafts after each token of the answer, `depth` drafts each; empty where it does not draft.
     pub drafts: Vec<TokenId>,
 }
@@ -164,8 +166,10 @@ fn scripts(session: &Session, words: &Words<'_>, cuts: &Cuts) -> Result<CutScrip
             prompt.drain(..prompt.len() - room);
         }
         let inside = &target[..target.len() - 1];
-        let ignores_end = inside.iter().any(|id| words.pieces.flags(*id).contains(PieceFlags::END));
-        out.scripts.push(Script { turn, prompt, target, ignores_end, drafts: Vec::new() });
+        let is_end = |id: &TokenId| words.pieces.flags(*id).contains(PieceFlags::END);
+        let ignores_end = inside.iter().any(is_end);
+        let ends = !ignores_end && target.last().is_some_and(is_end);
+        out.scripts.push(Script { turn, prompt, target, ignores_end, ends, drafts: Vec::new() });
     }
     Ok(out)
 }

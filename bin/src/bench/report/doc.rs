@@ -76,7 +76,7 @@ impl Doc {
         Some(Words { path, text })
     }
 
-    /// Where the number or text at `path` is, its text as CSV and tables have it: numbers as the file writes them.
+    /// The number or text at `path`, as CSV has it. A number is the one that a JSON reader makes of the file's.
     pub fn plain(&self, path: &str) -> Option<String> {
         match self.value.pointer(path)? {
             Value::Null => None,

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use super::doc::{Doc, Figure, key};
-use super::markup::Table;
+use super::markup::{Table, escape, name};
 use super::page::{Scope, legend, overall, picture, plots, scopes, section};
 use super::plot::{Axes, Label, Series, columns, lines};
 use crate::bench::result::Bins;
@@ -64,7 +64,7 @@ fn by_position(doc: &Doc, scope: &Scope<'_>, heading: &str, list: impl Fn(usize)
         }
     }
     let axes = Axes { title: heading, x: "position in the window", y: "% accepted" };
-    picture(heading, &legend(&entries), &lines(&axes, &series, false), table)
+    picture(&escape(heading), &legend(&entries), &lines(&axes, &series, false), table)
 }
 
 /// The shares that an arm comes to, by workload.
@@ -120,8 +120,8 @@ pub fn lengths(doc: &Doc) -> String {
                 table.row().head(group);
                 all.iter().for_each(|figures| _ = table.figure(figures[at].clone()));
             }
-            let name = doc.words(scope.at(i, "label")).map(|words| super::markup::name(&words)).unwrap_or_default();
-            let heading = format!("{name}, {}", super::markup::escape(&proposer(source)));
+            let name = doc.words(scope.at(i, "label")).map(|words| name(&words)).unwrap_or_default();
+            let heading = format!("{name}, {}", escape(&proposer(source)));
             let entries: Vec<(usize, Label)> =
                 kinds.iter().enumerate().map(|(at, (_, name))| (at, Label::Ours((*name).to_owned()))).collect();
             let axes = Axes { title: "Lengths of drafts", x: "drafts at once", y: "windows" };
