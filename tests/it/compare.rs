@@ -213,7 +213,7 @@ fn the_verb_ends_as_it_says() {
         (&["a.json", "stranger.json", "--force"], 0, ""),
         (&["a.json", "nothing.json"], 3, "no arm of the same name"),
         (&["a.json", "none.json"], 3, "none.json: is no slipstream-bench/1 result"),
-        (&["absent.json", "b.json"], 3, "absent.json: cannot be read"),
+        (&["absent.json", "b.json"], 3, "absent.json: cannot open"),
     ] {
         let (code, out, error) = run(flags);
         assert_eq!(code, Some(expected), "{flags:?}: {error}");

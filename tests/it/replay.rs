@@ -259,7 +259,7 @@ fn what_cannot_be_replayed_is_refused() {
     let rows: [(&[&str], i32, &str); 12] = [
         (&[], 2, "FILE"),
         (&[path], 2, "--mode"),
-        (&["absent.jsonl", "--mode", "forced"], 3, "absent.jsonl: cannot open it"),
+        (&["absent.jsonl", "--mode", "forced"], 3, "absent.jsonl: cannot open"),
         (&[broken, "--mode", "forced"], 3, "broken.jsonl:1: "),
         (&[silent, "--mode", "forced"], 3, "no session has an output that can be replayed (1 were read)"),
         (&[path, "--mode", "forced", "--arms", "mtp"], 2, "lacks off"),

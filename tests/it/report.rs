@@ -506,7 +506,7 @@ fn the_verb_writes_and_refuses() {
     let taken = folder.path().display().to_string();
     for (flags, expected, word) in [
         (vec![json.as_str()], 2, "--html"),
-        (vec![&path("absent.json"), "--html", &html], 3, "absent.json: cannot be read"),
+        (vec![&path("absent.json"), "--html", &html], 3, "absent.json: cannot open"),
         (vec![&path("other.json"), "--html", &html], 3, "schema is \"other/2\""),
         (vec![&path("torn.json"), "--html", &html], 3, "is no slipstream-bench/1 result"),
         (vec![&json, "--html", &taken], 1, "cannot be written"),

@@ -97,8 +97,8 @@ mod tests {
 
     use super::*;
 
-    /// What a handle has no use for: sockets, and models in two processes.
-    const OF_PROGRAMS: [&str; 11] = [
+    /// What a handle has no use for: sockets, models in two processes, and records of what its host asked for itself.
+    const OF_PROGRAMS: [&str; 12] = [
         "stage",
         "stage_split",
         "listen",
@@ -106,6 +106,7 @@ mod tests {
         "stage_key_file",
         "stage_timeout",
         "limits",
+        "record",
         "host",
         "port",
         "api_key",
