@@ -17,9 +17,12 @@ use engine_bin::bench::counters::Counters;
 use engine_bin::bench::result::{Arm, BenchResult};
 use engine_bin::embed::{Outcome, run_all};
 use engine_bin::menu::{BUILT_IN, Given};
+use engine_bin::open::ModelSource;
+use engine_io::OpenOptions;
+use engine_io::digest::TensorTree;
 use engine_io::trace::{self, Format, Found, Request, Role, Session, Turn, jsonl};
 use engine_tests::drive::Subject;
-use engine_tests::fixtures::{smollm2_gguf, traces};
+use engine_tests::fixtures::{smollm2_gguf, traces, workspace};
 
 use crate::serve::process::program;
 
@@ -49,6 +52,18 @@ fn public_recordings_are_read_whole() {
         assert!(found.traces.iter().all(|trace| trace.format == format), "{name} is of one format");
         assert_eq!(counts(&found), expected, "{name}");
     }
+}
+
+/// The sessions of our own are of the model in this repository: whoever changes it records them again.
+#[test]
+fn our_own_recordings_are_of_the_built_in_model() {
+    let found = trace::load(&[workspace().join("perf/traces")], None).unwrap();
+    assert!(found.traces.iter().all(|trace| trace.format == Format::Slipstream && trace.torn.is_none()));
+    assert_eq!(counts(&found), (4, 4, 9));
+    let model = ModelSource::from(None).open(OpenOptions::default()).unwrap();
+    let digest = TensorTree::of_model(&model, |_| ()).unwrap().digest().to_string();
+    let requests = found.traces.iter().flat_map(|trace| &trace.sessions).flat_map(|session| &session.requests);
+    assert!(requests.clone().count() == 9 && requests.clone().all(|r| r.model_sha256.as_deref() == Some(&*digest)));
 }
 
 /// Runs `engine-bench replay` to its end: exit code, stdout, stderr.
