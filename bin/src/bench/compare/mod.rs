@@ -29,7 +29,7 @@ pub struct CompareFlags {
     pub force: bool,
     /// End with 1 if an arm of B is slower than in A by more than this many percent and by more than noise, or has no
     /// figures that count where A has some.
-    #[arg(long, value_name = "PERCENT", value_parser = percent)]
+    #[arg(long, value_name = "PERCENT", value_parser = percent, allow_negative_numbers = true)]
     pub fail_slower: Option<f64>,
     /// Print one JSON object.
     #[arg(long)]
