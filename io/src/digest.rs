@@ -109,6 +109,32 @@ impl<W: io::Write> io::Write for Tee<W> {
     }
 }
 
+/// Digests what is read through it.
+pub struct Digested<R> {
+    from: R,
+    seen: Tee<io::Sink>,
+}
+
+impl<R: io::Read> Digested<R> {
+    /// Nothing read yet.
+    pub fn new(from: R) -> Self {
+        Self { from, seen: Tee::new(io::sink()) }
+    }
+
+    /// Of all that was read.
+    pub fn digest(self) -> Sha256 {
+        self.seen.finish().1
+    }
+}
+
+impl<R: io::Read> io::Read for Digested<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let n = self.from.read(buffer)?;
+        io::Write::write_all(&mut self.seen, &buffer[..n])?;
+        Ok(n)
+    }
+}
+
 /// Lines of a tensor tree digest.
 #[derive(Clone, Default, Debug)]
 pub struct TensorTree(Vec<(String, String)>);

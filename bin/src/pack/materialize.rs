@@ -18,7 +18,6 @@ use serde::Serialize;
 use super::PackError;
 use super::examine;
 use super::output::Output;
-use super::package::Digested;
 use super::progress::Progress;
 use super::share;
 use crate::memory::human;
@@ -144,7 +143,7 @@ pub fn materialize(flags: &MaterializeFlags) -> Result<Report, PackError> {
     for t in &wanted {
         // Just before its bytes are copied, so that a large artifact is still at hand.
         check_artifact(&model, t.shard as usize, &mut checked)?;
-        writer.tensor(Digested::new(model.reader(t), &done)).map_err(&failed)?;
+        writer.tensor(done.reader(model.reader(t))).map_err(&failed)?;
     }
     let (file, sha256, bytes) = writer.finish().map_err(&failed)?.finish();
     file.into_inner().map(drop).map_err(|e| PackError::output(&path, "write")(e.into_error()))?;

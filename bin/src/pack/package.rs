@@ -4,14 +4,13 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::fs;
-use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use clap::Args;
 use engine::model::load::{LoadOptions, Planned};
 use engine::model::{ModelError, MtpStatus};
-use engine_io::digest::{Sha256, Tee, TensorTree};
+use engine_io::digest::{Digested, Sha256, Tee, TensorTree};
 use engine_io::gguf::write::Layout;
 use engine_io::gguf::{Meta, TensorInfo, keys};
 use engine_io::package::manifest::{FORMAT, Layer, SCHEMA_VERSION, Shared, SourceFile, SourceModel};
@@ -311,7 +310,7 @@ fn write(
         let mut writer = layout.start(Tee::new(output.writer(&path)?)).map_err(&failed)?;
         let mut tensor_bytes = 0;
         for t in &tensors {
-            let mut reader = Digested::new(subject.file.reader(t), done);
+            let mut reader = Digested::new(done.reader(subject.file.reader(t)));
             writer.tensor(&mut reader).map_err(&failed)?;
             cut.push(t, reader.digest());
             tensor_bytes += t.bytes;
@@ -324,34 +323,6 @@ fn write(
         artifacts.insert(role, Artifact { path, tensor_count, tensor_bytes, artifact_bytes, sha256, unread });
     }
     Ok((artifacts, cut))
-}
-
-/// Digests what is read through it.
-pub(super) struct Digested<'a, R> {
-    from: R,
-    seen: Tee<io::Sink>,
-    done: &'a Progress,
-}
-
-impl<'a, R: Read> Digested<'a, R> {
-    /// Nothing read yet.
-    pub fn new(from: R, done: &'a Progress) -> Self {
-        Self { from, seen: Tee::new(io::sink()), done }
-    }
-
-    /// Of all that was read.
-    pub fn digest(self) -> Sha256 {
-        self.seen.finish().1
-    }
-}
-
-impl<R: Read> Read for Digested<'_, R> {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let n = self.from.read(buffer)?;
-        io::Write::write_all(&mut self.seen, &buffer[..n])?;
-        self.done.add(n as u64);
-        Ok(n)
-    }
 }
 
 /// For people.

@@ -1,5 +1,7 @@
 //! How far a long run is: a line on a terminal, nothing anywhere else.
 
+use std::io::Read;
+
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 /// A count of bytes. Silent where standard error is no terminal, and with `--json`.
@@ -18,6 +20,11 @@ impl Progress {
     /// Some more are done.
     pub fn add(&self, bytes: u64) {
         self.0.inc(bytes);
+    }
+
+    /// What is read through it is done.
+    pub fn reader<R: Read>(&self, from: R) -> impl Read {
+        self.0.wrap_read(from)
     }
 
     /// Some are to be done again.

@@ -1,9 +1,7 @@
 //! A server of this process on a loopback port: the whole daemon but for its signals, for programs that measure it.
 
 use std::net::SocketAddr;
-use std::time::Duration;
 
-use engine::api::Command;
 use engine::engine::EngineHandle;
 
 use crate::flags::ServeArgs;
@@ -74,11 +72,6 @@ impl Local {
     pub fn end(self) -> bool {
         self.server.handle().shutdown();
         let exit = self.server.join();
-        // The engine is told to stop, and what it still says is taken so that it can hear it.
-        while !self.engine.is_finished() {
-            let _ = self.engine.commands.try_send(Command::Stop);
-            let _ = self.engine.events.recv_timeout(Duration::from_millis(5));
-        }
-        self.engine.join().is_ok() && exit == Exit::Done
+        super::stop(self.engine).is_ok() && exit == Exit::Done
     }
 }

@@ -160,7 +160,7 @@ impl CpuExecutor {
     /// As [`Executor::run`].
     pub fn draft_ahead(&mut self, work: &MtpWork, out: &mut StepResult) {
         out.clear();
-        self.assert_runs(&Step { mtp: work.clone(), ..Step::default() });
+        self.assert_drafts(work);
         let pool = self.machine.pool();
         let _pass = pool.pass();
         let before: Vec<u32> = work.state.iter().map(|s| self.cursors.get(*s).mtp_len).collect();

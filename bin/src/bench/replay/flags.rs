@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, ValueEnum};
 use engine::api::{Speculation, Strategy};
 use engine::limits::{STEP_ROWS_MAX, WINDOW_MAX};
@@ -42,37 +43,12 @@ impl Mode {
     }
 }
 
-/// Spellings of the formats.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
-pub enum FormatFlag {
-    /// What engine-serve --record writes.
-    Slipstream,
-    /// Lines of {"messages":[...]}.
-    Openai,
-    /// `.traj` of SWE-agent.
-    SweAgent,
-    /// Lists of messages of mini-swe-agent.
-    MiniSweAgent,
-    /// `output.jsonl` of OpenHands.
-    Openhands,
-    /// Runs of tau-bench.
-    TauBench,
-    /// Chat logs of aider.
-    Aider,
-}
-
-impl From<FormatFlag> for Format {
-    fn from(flag: FormatFlag) -> Self {
-        match flag {
-            FormatFlag::Slipstream => Self::Slipstream,
-            FormatFlag::Openai => Self::Openai,
-            FormatFlag::SweAgent => Self::SweAgent,
-            FormatFlag::MiniSweAgent => Self::MiniSweAgent,
-            FormatFlag::Openhands => Self::Openhands,
-            FormatFlag::TauBench => Self::TauBench,
-            FormatFlag::Aider => Self::Aider,
-        }
-    }
+/// The formats by their names.
+fn formats() -> impl TypedValueParser<Value = Format> {
+    PossibleValuesParser::new(Format::ALL.map(Format::name)).map(|name| {
+        let named = |format: &Format| format.name() == name;
+        Format::ALL.into_iter().find(named).expect("the parser takes no other name")
+    })
 }
 
 /// `engine-bench replay`.
@@ -85,8 +61,8 @@ pub struct ReplayFlags {
     #[arg(long, value_name = "FILE_OR_DIR")]
     pub trace: Vec<PathBuf>,
     /// What wrote them [default: as their content says]
-    #[arg(long, value_enum)]
-    pub format: Option<FormatFlag>,
+    #[arg(long, value_parser = formats())]
+    pub format: Option<Format>,
     /// How sessions are replayed.
     #[arg(long, value_enum)]
     pub mode: Mode,

@@ -149,7 +149,7 @@ struct Subject {
 pub fn run(flags: &ReplayFlags) -> Result<BenchResult, ReplayError> {
     if flags.mode == Mode::Live {
         flags.check().map_err(ReplayError::Usage)?;
-        let found = trace::load(&flags.traces(), flags.format.map(Into::into))?;
+        let found = trace::load(&flags.traces(), flags.format)?;
         say_of(&found);
         return live::command::replay(flags, &found);
     }
@@ -179,7 +179,7 @@ impl<'a> Bench<'a> {
                 "--mode live is measured by `replay` alone; give forced or synthetic".to_owned(),
             ));
         }
-        let found = trace::load(&flags.traces(), flags.format.map(Into::into))?;
+        let found = trace::load(&flags.traces(), flags.format)?;
         say_of(&found);
         Ok(Self { flags, found, subject: open(flags)?, cost })
     }
@@ -519,7 +519,7 @@ fn host() -> Host {
     Host {
         cpu: model.map(|(_, name)| name.trim().to_owned()).unwrap_or_default(),
         cores: physical_cores(),
-        isa: format!("{:?}", Isa::best()).to_lowercase(),
+        isa: Isa::best().name().to_owned(),
         version: env!("CARGO_PKG_VERSION").to_owned(),
     }
 }

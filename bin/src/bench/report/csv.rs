@@ -2,7 +2,7 @@
 //! their units; numbers are those of the result but for their last digit, and what is absent there is an empty field.
 
 use super::doc::{Doc, key};
-use super::page::{Scope, overall, scopes};
+use super::page::{Scope, TRACE, overall, scopes};
 use crate::bench::result::{Arm, Bins};
 
 /// What is told of an arm, by its path in the arm.
@@ -53,18 +53,6 @@ const ARM: [&str; 46] = [
     "times/emission_gap_ms/p99",
     "times/lookup_us/mean",
     "times/index_ns_per_token",
-];
-
-const TRACE: [&str; 9] = [
-    "sessions_n",
-    "left_out_n",
-    "outputs_n",
-    "prompt_tokens",
-    "output_tokens",
-    "prompts_cut_n",
-    "prompt_tokens_cut",
-    "outputs_cut_n",
-    "output_tokens_cut",
 ];
 
 /// What is told of a cell of a sweep, by its path in the cell.

@@ -11,6 +11,19 @@ use super::plot::{Label, Row, bars};
 use super::{cells, drafting, timing};
 use crate::bench::result::Arm;
 
+/// What is told of what was replayed, by its path there.
+pub(super) const TRACE: [&str; 9] = [
+    "sessions_n",
+    "left_out_n",
+    "outputs_n",
+    "prompt_tokens",
+    "output_tokens",
+    "prompts_cut_n",
+    "prompt_tokens_cut",
+    "outputs_cut_n",
+    "output_tokens_cut",
+];
+
 /// Its policy: nothing may be fetched, run or sent. Styles are those inside.
 const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'";
 
@@ -269,17 +282,7 @@ fn replayed(doc: &Doc) -> String {
     for i in 0..doc.result.traces.len() {
         let at = |name: &str| doc.figure(format!("/traces/{i}/{name}"));
         table.row().named(doc.words(format!("/traces/{i}/source")).as_ref());
-        for name in [
-            "sessions_n",
-            "left_out_n",
-            "outputs_n",
-            "prompt_tokens",
-            "output_tokens",
-            "prompts_cut_n",
-            "prompt_tokens_cut",
-            "outputs_cut_n",
-            "output_tokens_cut",
-        ] {
+        for name in TRACE {
             table.figure(at(name));
         }
     }

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use engine::model::graft::{Bytes, GraftPlan, KeyEdit};
 use engine_io::ModelFile;
-use engine_io::digest::{Sha256, Tee};
+use engine_io::digest::{Digested, Sha256, Tee};
 use engine_io::gguf::write::Layout;
 use engine_io::gguf::{Meta, TensorInfo, Value, keys};
 use engine_io::shards::{SplitName, TensorReader};
@@ -231,10 +231,9 @@ impl<'a> Set<'a> {
         let mut to = self.last.clone().start(Tee::new(output.writer(name)?)).map_err(&failed)?;
         let mut read = Vec::with_capacity(self.plan.tensors.len());
         for t in &self.plan.tensors {
-            let mut source = Digested { from: source(self.head, &t.from), tee: Tee::new(io::sink()) };
+            let mut source = Digested::new(progress.reader(source(self.head, &t.from)));
             to.tensor(&mut source).map_err(&failed)?;
-            read.push(source.tee.finish().1);
-            progress.add(t.info.bytes);
+            read.push(source.digest());
         }
         files.push(Some(closed(to.finish().map_err(&failed)?, &path)?));
         Ok(Done { shards, files, read })
@@ -304,20 +303,6 @@ impl Read for Rows<'_> {
         }
         let n = (&mut self.parts[self.part].0).take(self.left).read(buffer)?;
         self.left -= n as u64;
-        Ok(n)
-    }
-}
-
-/// A reader whose bytes are digested as they pass.
-struct Digested<R> {
-    from: R,
-    tee: Tee<io::Sink>,
-}
-
-impl<R: Read> Read for Digested<R> {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let n = self.from.read(buffer)?;
-        self.tee.write_all(&buffer[..n])?;
         Ok(n)
     }
 }
