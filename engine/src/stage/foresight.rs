@@ -69,7 +69,12 @@ impl Foresight {
 
     /// What an operation does to what was foreseen.
     pub fn op(&mut self, op: &SlotOp) {
-        if let SlotOp::Reset { state } | SlotOp::Restore { state, .. } | SlotOp::Fork { to: state, .. } = *op {
+        // Whatever moves the end of an MTP cache leaves no chain that goes on from there.
+        if let SlotOp::Reset { state }
+        | SlotOp::Restore { state, .. }
+        | SlotOp::Fork { to: state, .. }
+        | SlotOp::Truncate { state, .. } = *op
+        {
             self.chain[state.index()] = None;
         }
         for (state, ahead) in (0..).map(StateSlot).zip(&mut self.ahead) {

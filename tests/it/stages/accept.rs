@@ -329,3 +329,55 @@ fn no_change_of_a_conversation_brings_the_last_stage_down() {
         replay(&mut talk, bodies.len());
     }
 }
+
+/// A chain that a cut has overtaken is not gone on with: the pass behind it starts where the chain would have.
+#[test]
+fn a_chain_whose_end_was_cut_off_foresees_nothing() {
+    let mut talk = Talk::new(&Subject::built_in());
+    talk.begin().expect("an honest beginning");
+    // The MTP cache reaches 22, and only 21 positions are left then.
+    talk.say(&Step { mtp: draft(S, 20, 2, 1), ..Step::default() }, false).expect("a chain");
+    let ops = vec![SlotOp::Truncate { state: S, kv_len: 21 }];
+    talk.say(&Step { ops, trunk: pass(S, 21, 3, 1), ..Step::default() }, false).expect("a pass");
+    talk.say(&Step { mtp: draft(S, 21, 2, 2), ..Step::default() }, false).expect("it goes on");
+}
+
+/// Steps of few positions and two sequences in any order: what is taken is run.
+#[test]
+fn no_order_of_steps_that_are_taken_breaks_a_last_stage() {
+    let mut talk = Talk::new(&Subject::built_in());
+    let seed = &mut SplitMix(11);
+    let mut ran = 0;
+    for _ in 0..12_000 {
+        let state = StateSlot(below(seed, 2) as u32);
+        let op = |seed: &mut SplitMix| match below(seed, 12) {
+            0 => SlotOp::Reset { state },
+            1 => SlotOp::Fold { state },
+            2 => SlotOp::Fork { from: StateSlot(state.0 ^ 1), to: state },
+            3 => SlotOp::Save { state, checkpoint: CheckpointId(0) },
+            4 => SlotOp::Restore { checkpoint: CheckpointId(0), state },
+            5 => SlotOp::Drop { checkpoint: CheckpointId(0) },
+            _ => SlotOp::Truncate { state, kv_len: below(seed, 5) as u32 },
+        };
+        let mut step = Step::default();
+        for _ in 0..below(seed, 3).saturating_sub(1) {
+            step.ops.push(op(seed));
+        }
+        let position = below(seed, 5) as u32;
+        if below(seed, 2) == 0 {
+            step.mtp = draft(state, position, 1 + below(seed, 3) as u32, below(seed, 3) as u32);
+        }
+        if below(seed, 2) == 0 {
+            let rows = 1 + below(seed, 4) as u32;
+            step.trunk = pass(state, below(seed, 5) as u32, rows, 1 + below(seed, rows as usize) as u32);
+        }
+        let rows = vec![0.5; step.trunk.token.len() * talk.agreed.border_width];
+        let mut body = Vec::new();
+        put_request(&mut body, &step, false, &rows);
+        if talk.last.accept(&body).is_ok() {
+            talk.last.run(&body, &mut Vec::new()).expect("it was taken");
+            ran += 1;
+        }
+    }
+    assert!(ran > 500, "{ran} were taken");
+}
