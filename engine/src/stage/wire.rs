@@ -383,12 +383,21 @@ impl<'a> Take<'a> {
         self.some(n, what)
     }
 
-    /// A length and as many bytes of text; what is no UTF-8 in it is replaced.
+    /// A length and as many bytes of text; what is no UTF-8 in it is replaced, and what a terminal would obey is escaped:
+    /// it is shown before anybody knows who sent it.
     ///
     /// # Errors
     /// As [`Self::count`].
     pub fn text(&mut self, what: &'static str, most: usize) -> Result<String, WireError> {
-        Ok(String::from_utf8_lossy(self.bytes(what, most)?).into_owned())
+        let text = String::from_utf8_lossy(self.bytes(what, most)?);
+        let mut out = String::with_capacity(text.len());
+        for c in text.chars() {
+            match c {
+                '"' | '\'' => out.push(c),
+                c => out.extend(c.escape_debug()),
+            }
+        }
+        Ok(out)
     }
 
     /// Nothing may follow.
