@@ -322,6 +322,17 @@ fn check_rules(work: &TrunkWork, agreed: &Agreed) -> Result<(), WireError> {
     ensure(top_n.iter().all(tops), "alternatives", || String::from("are more than the vocabulary"))
 }
 
+/// No exchange may take longer than an hour (`--stage-timeout`), and drafts may have been made in the one before. The sums
+/// and shares that are made of times stay far below u64 with that.
+const TIME_NS_MAX: u64 = 2 * 3600 * 1_000_000_000;
+
+fn take_ns(take: &mut Take<'_>, what: &'static str) -> Result<u64, WireError> {
+    match take.u64(what)? {
+        ns if ns <= TIME_NS_MAX => Ok(ns),
+        found => Err(WireError::TooMuch { what, found, most: TIME_NS_MAX }),
+    }
+}
+
 fn put_drafts(out: &mut Vec<u8>, drafts: &Drafts) {
     out.put_words(drafts.start.iter().copied());
     put_ids(out, &drafts.token);
@@ -336,9 +347,10 @@ fn take_drafts(take: &mut Take<'_>, agreed: &Agreed) -> Result<Drafts, WireError
         start: take.words("draft starts", slots + 1, |x| x)?,
         token: take.words("drafts", drafts, TokenId)?,
         prob: take.words("probabilities of drafts", drafts, f32::from_bits)?,
-        ns: take.u64("the time of drafts")?,
+        ns: take_ns(take, "the time of drafts")?,
     };
     ensure(out.prob.len() == out.token.len(), "drafts", || format!("{} with {}", out.token.len(), out.prob.len()))?;
+    check_tokens(&out.token, agreed)?;
     check_starts(&out.start, out.start.len().saturating_sub(1), out.token.len(), "draft starts")?;
     Ok(out)
 }
@@ -394,7 +406,7 @@ pub fn take_reply(body: &[u8], step: &Step, agreed: &Agreed) -> Result<Reply, Wi
     }
     let times = &mut result.times;
     for ns in [&mut times.fill_ns, &mut times.draft_ns, &mut times.trunk_ns, &mut times.choose_ns] {
-        *ns = take.u64("times")?;
+        *ns = take_ns(take, "a time")?;
     }
     let ahead = take_drafts(take, agreed)?;
     std::mem::replace(take, Take::new(&[])).end()?;
@@ -416,6 +428,10 @@ fn check_result(result: &StepResult, step: &Step, agreed: &Agreed) -> Result<(),
     let chains = step.mtp.state.len();
     check_starts(&result.draft_start, chains, result.draft.len(), "draft starts")?;
     ensure(result.draft_prob.len() == result.draft.len(), "drafts", || String::from("without probability"))?;
+    // The MTP block may draft a padded row of the table; what the target chooses is in the vocabulary.
+    check_tokens(&result.draft, agreed)?;
+    let unknown = result.top.iter().find(|(token, _)| token.0 as usize >= agreed.vocab);
+    ensure(unknown.is_none(), "alternatives", || String::from("name a token outside the vocabulary"))?;
     for (s, depth) in step.mtp.depth.iter().enumerate() {
         let n = result.draft_start[s + 1] - result.draft_start[s];
         ensure(n <= *depth, "drafts", || format!("{n} of a chain of {depth}"))?;

@@ -1,8 +1,9 @@
 //! Bytes from anywhere: every message of a real run comes back as it was, and nothing else is taken for one.
 
 use engine::api::Strategy;
-use engine::stage::message::{put_reply, put_request, take_reply, take_request};
-use engine::stage::wire::{HEADER_BYTES, Header, Kind, VERSION, WireError, frame};
+use engine::ids::TokenId;
+use engine::stage::message::{Reply, put_reply, put_request, take_reply, take_request};
+use engine::stage::wire::{HEADER_BYTES, Header, Kind, Put as _, Take, VERSION, WireError, frame};
 use engine::stage::{Agreed, LastStage};
 use engine::step::{Executor as _, Step};
 use engine_tests::drive::{Cell, Subject, run_on};
@@ -142,4 +143,60 @@ fn headers_say_what_is_wrong_with_them() {
         }
     }
     assert!(matches!(header(b"HTTP/1.1 400 Bad Request\r\nServer:", 9), Err(WireError::Magic { .. })));
+}
+
+/// Every time and every token of a reply, whatever the reply says otherwise.
+#[test]
+fn times_and_tokens_of_a_reply_are_bounded_where_they_are_read() {
+    let (bodies, agreed) = recorded();
+    type Change = fn(&mut Reply, u64) -> bool;
+    fn set<T>(place: Option<&mut T>, value: T) -> bool {
+        place.map(|place| *place = value).is_some()
+    }
+    let times: [Change; 5] = [
+        |r, n| set(Some(&mut r.result.times.fill_ns), n),
+        |r, n| set(Some(&mut r.result.times.draft_ns), n),
+        |r, n| set(Some(&mut r.result.times.trunk_ns), n),
+        |r, n| set(Some(&mut r.result.times.choose_ns), n),
+        |r, n| set(Some(&mut r.ahead.ns), n),
+    ];
+    let tokens: [Change; 4] = [
+        |r, n| set(r.result.draft.last_mut(), TokenId(n as u32)),
+        |r, n| set(r.ahead.token.last_mut(), TokenId(n as u32)),
+        |r, n| set(r.result.top.last_mut(), (TokenId(n as u32), 0.0)),
+        |r, n| set(r.result.next.last_mut(), TokenId(n as u32)),
+    ];
+    let most = 2 * 3600 * 1_000_000_000;
+    let rows = agreed.vocab_rows as u64;
+    let all = times.into_iter().map(|change| (change, [most + 1, u64::MAX / 2, u64::MAX]));
+    let all = all.chain(tokens.into_iter().map(|change| (change, [rows, 1 << 20, u64::from(u32::MAX) - 1])));
+    for (i, (change, values)) in all.enumerate() {
+        let mut changed = 0;
+        for (request, reply) in &bodies {
+            let step = take_request(request, &agreed).expect("a request").step;
+            for value in values {
+                let mut answer = take_reply(reply, &step, &agreed).expect("a reply");
+                if i == 7 && !step.trunk.rules.row.is_empty() {
+                    // Nobody asked for alternatives in this run; one is written into the column.
+                    answer.result.top.push((TokenId(0), 0.0));
+                    *answer.result.top_start.last_mut().expect("a start") += 1;
+                }
+                if change(&mut answer, value) {
+                    let mut body = Vec::new();
+                    put_reply(&mut body, &answer.result, &answer.ahead);
+                    assert!(take_reply(&body, &step, &agreed).is_err(), "change {i}: {value} was taken");
+                    changed += 1;
+                }
+            }
+        }
+        assert!(changed > 0, "change {i} found no place");
+    }
+}
+
+#[test]
+fn words_of_a_peer_are_nothing_that_a_terminal_obeys() {
+    let mut body = Vec::new();
+    body.put_bytes("gone: \"x\"\u{1b}[2J\nlistening on \u{9b}1m\u{202e}\u{200b}Stra\u{df}e\r".as_bytes());
+    let text = Take::new(&body).text("a reason", 4096).expect("text");
+    assert_eq!(text, "gone: \"x\"\\u{1b}[2J\\nlistening on \\u{9b}1m\\u{202e}\\u{200b}Stra\u{df}e\\r");
 }
