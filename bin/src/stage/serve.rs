@@ -165,6 +165,12 @@ impl StageServer {
                 wire::frame(&mut out, Kind::Closing, 0, |_| {});
                 conn.send(&out, &mut self.ear, timeout, || Ok(()))?;
             }
+            // Asked before the next frame: a peer that always has one is no reason to stay.
+            let over =
+                |since: Instant| since + limits::SHUTDOWN_TIME <= now || requested.max(since) + QUIET_TIME <= now;
+            if closing.is_some_and(over) {
+                return Ok(());
+            }
             let passed = self.door.look(&mut self.ear, true);
             debug_assert!(passed.is_none(), "one first stage at a time");
             if let Some(frame) = conn.read()? {
@@ -174,11 +180,6 @@ impl StageServer {
                 conn.send(&out, &mut self.ear, timeout, || Ok(()))?;
                 heard = Instant::now();
                 continue;
-            }
-            let over =
-                |since: Instant| since + limits::SHUTDOWN_TIME <= now || requested.max(since) + QUIET_TIME <= now;
-            if closing.is_some_and(over) {
-                return Ok(());
             }
             if heard + timeout <= now {
                 return Err(ConnError::Late { what: "said anything", after: timeout });

@@ -163,3 +163,24 @@ fn an_accepted_peer_that_does_not_speak_as_one_is_told_why_and_the_next_is_serve
     let staged = first(&last, &[]);
     assert_eq!(ask(staged.address, "/v1/completions", &body("x", "off", 4)).status, 200);
 }
+
+/// A peer that always has a frame ready does not keep a stage that was told to end.
+#[test]
+fn pings_without_end_do_not_keep_a_last_stage() {
+    let mut last = Last::start(&[]);
+    let Raw(mut stream) = Raw::connect(&last);
+    let mut answers = stream.try_clone().unwrap();
+    let reader = std::thread::spawn(move || std::io::copy(&mut answers, &mut std::io::sink()));
+    let writer = std::thread::spawn(move || {
+        let mut pings = Vec::new();
+        frame(&mut pings, Kind::Ping, 0, |_| {});
+        let pings = pings.repeat(2000);
+        while stream.write_all(&pings).is_ok() {}
+    });
+    std::thread::sleep(std::time::Duration::from_millis(200));
+    last.signal("-TERM");
+    assert_eq!(last.end(), Some(0));
+    writer.join().unwrap();
+    // It ends with the connection, reset or not.
+    let _ = reader.join().unwrap();
+}

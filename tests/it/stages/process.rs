@@ -37,8 +37,18 @@ impl Last {
         Self { address: address.parse().unwrap(), child }
     }
 
-    fn signal(&self, name: &str) {
+    pub fn signal(&self, name: &str) {
         assert!(Command::new("kill").arg(name).arg(self.child.id().to_string()).status().unwrap().success());
+    }
+
+    /// Ends by itself: its exit code.
+    pub fn end(&mut self) -> Option<i32> {
+        let deadline = Instant::now() + DEADLINE;
+        while self.child.try_wait().unwrap().is_none() {
+            assert!(Instant::now() < deadline, "it does not end");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        self.child.wait().unwrap().code()
     }
 
     /// Dies without a word, and comes back at the same address.
@@ -91,7 +101,7 @@ fn health(address: SocketAddr) -> u16 {
 }
 
 /// Asks again until it is answered, as a client that honours `Retry-After` does, only sooner.
-fn ask_until_answered(address: SocketAddr, body: &Value) -> Answer {
+pub fn ask_until_answered(address: SocketAddr, body: &Value) -> Answer {
     let deadline = Instant::now() + DEADLINE;
     loop {
         let answer = ask(address, "/v1/completions", body);
@@ -249,12 +259,7 @@ fn a_last_stage_that_is_told_to_end_lets_finish_what_runs() {
     }
     assert!(text.contains("[DONE]"), "{text}");
     assert_eq!(code(&ask(staged.address, "/v1/completions", &body("x", "off", 1))).0, 503);
-    let deadline = Instant::now() + DEADLINE;
-    while last.child.try_wait().unwrap().is_none() {
-        assert!(Instant::now() < deadline, "it does not end");
-        std::thread::sleep(Duration::from_millis(20));
-    }
-    assert_eq!(last.child.wait().unwrap().code(), Some(0));
+    assert_eq!(last.end(), Some(0));
 }
 
 /// Runs a first stage that ends by itself: exit code and what it said.
