@@ -301,7 +301,8 @@ fn connect(
     let agreed = Agreed::new(local.model(), limits, local.border_width());
     let sizes = (agreed.vocab_rows, agreed.border_width);
     let facts = Facts::new(file, local.model().stage, sizes, limits, options).map_err(ModelError::from)?;
-    let settings = link::Settings { address, key, facts, most: agreed.body_bytes(), timeout: flags.timeout() };
+    let shape = local.shape().clone();
+    let settings = link::Settings { address, key, facts, shape, agreed: agreed.clone(), timeout: flags.timeout() };
     tracing::info!(stage = %local.model().stage, %address, "waiting for the other stage");
     let (handle, accepted) = link::start(settings, outage.clone())?;
     let status = match accepted.shape.mtp {

@@ -128,7 +128,7 @@ pub fn put_greeting(out: &mut Vec<u8>, nonce: &Nonce, keyed: bool, proof: Option
 /// [`WireError`]
 pub fn take_hello(body: &[u8]) -> Result<(Nonce, bool), WireError> {
     let mut take = Take::new(body);
-    let out = (take_32(&mut take, "a nonce")?, take.u8("a flag")? != 0);
+    let out = (take_32(&mut take, "a nonce")?, take.flag("the flag of a key")?);
     take.end().map(|()| out)
 }
 
@@ -138,7 +138,7 @@ pub fn take_hello(body: &[u8]) -> Result<(Nonce, bool), WireError> {
 /// [`WireError`]
 pub fn take_challenge(body: &[u8]) -> Result<(Nonce, bool, [u8; 32]), WireError> {
     let mut take = Take::new(body);
-    let out = (take_32(&mut take, "a nonce")?, take.u8("a flag")? != 0, take_32(&mut take, "a proof")?);
+    let out = (take_32(&mut take, "a nonce")?, take.flag("the flag of a key")?, take_32(&mut take, "a proof")?);
     take.end().map(|()| out)
 }
 
@@ -198,18 +198,16 @@ impl Accepted {
     pub fn take(body: &[u8]) -> Result<Self, WireError> {
         let mut take = Take::new(body);
         let facts = Facts::take(&mut take)?;
+        // `whole_shape` holds them against what this side knows.
         let mut number = |what| {
             let n = take.u64(what)?;
-            usize::try_from(n).ok().filter(|n| *n < 1 << 40).ok_or_else(|| WireError::bad(what, format!("is {n}")))
+            usize::try_from(n).map_err(|_| WireError::bad(what, format!("is {n}")))
         };
         let (vocab, hidden_width) = (number("the vocabulary")?, number("the hidden row")?);
         let (context_train, hidden_rows) = (number("the model's context")?, number("hidden rows")?);
-        let (mtp, recurrent) = (take.u8("a flag")? != 0, take.u8("a flag")? != 0);
+        let (mtp, recurrent) = (take.flag("the flag of the MTP block")?, take.flag("the flag of recurrent states")?);
         let shape = Shape { vocab, hidden_width, context_train, mtp, recurrent, hidden_rows };
         let out = Self { facts, shape, mtp: take.text("the state of the MTP block", REASON_BYTES)? };
-        if out.shape.mtp && out.shape.hidden_rows == 0 {
-            return Err(WireError::bad("hidden rows", "are none, beside an MTP block"));
-        }
         take.end().map(|()| out)
     }
 }

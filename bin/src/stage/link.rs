@@ -12,7 +12,8 @@ use std::time::{Duration, Instant};
 
 use crossbeam::channel::{self, Receiver, Sender, TryRecvError};
 use engine::stage::wire::{self, Kind, WireError};
-use engine::stage::{Link, LinkLost};
+use engine::stage::{Agreed, Link, LinkLost, whole_shape};
+use engine::step::Shape;
 use mio::Waker;
 use parking_lot::Mutex;
 
@@ -36,8 +37,10 @@ pub struct Settings {
     pub key: Key,
     /// What it must share.
     pub facts: Facts,
-    /// Bytes of the longest message.
-    pub most: usize,
+    /// Of the first stage's own executor: what the peer says of itself must go with it.
+    pub shape: Shape,
+    /// The capacities of both.
+    pub agreed: Agreed,
     /// The longest that it may take for an answer.
     pub timeout: Duration,
 }
@@ -269,7 +272,7 @@ impl LinkThread {
     /// Connects and checks the peer.
     fn connect(&mut self) -> Result<(Conn, Accepted), ConnError> {
         let Self { settings, ear, mail, known, .. } = self;
-        let Settings { address, key, facts, most, .. } = settings;
+        let Settings { address, key, facts, shape, agreed, .. } = settings;
         let mut conn = Conn::open(*address, ear, BODY_BYTES, HANDSHAKE_TIME, || mail.look())?;
         let mine = handshake::nonce()?;
         let mut out = Vec::new();
@@ -292,7 +295,8 @@ impl LinkThread {
         conn.send(&out, ear, HANDSHAKE_TIME, || mail.look())?;
         let frame = conn.expect(Kind::Accept, "Accept", ear, HANDSHAKE_TIME, || mail.look())?;
         let accepted = Accepted::take(frame.body())?;
-        if let Err(reason) = facts.fits(&accepted.facts) {
+        let fits = facts.fits(&accepted.facts).and_then(|()| whole_shape(shape, &accepted.shape, agreed).map(drop));
+        if let Err(reason) = fits {
             return Err(refuse(&mut conn, ear, reason));
         }
         if known.as_ref().is_some_and(|known| known.shape != accepted.shape) {
@@ -302,7 +306,7 @@ impl LinkThread {
             );
             return Err(refuse(&mut conn, ear, reason));
         }
-        conn.most = *most;
+        conn.most = agreed.body_bytes();
         Ok((conn, accepted))
     }
 

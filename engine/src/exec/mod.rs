@@ -34,7 +34,6 @@ pub use engine_kernels::{Activation, Isa, Pool};
 
 use crate::ids::{CheckpointId, StateSlot};
 use crate::limits::{Limits, STEP_ROWS_MAX, WINDOW_MAX};
-use crate::model::program::Program;
 use crate::model::{Model, MtpStatus};
 use crate::step::{Executor, MtpWork, Shape, SlotOp, Step, StepResult};
 
@@ -93,7 +92,7 @@ impl CpuExecutor {
         assert!(limits.window_max <= WINDOW_MAX && limits.window_max < limits.step_rows, "a window fits a step");
         let mtp = model.program.mtp.is_some();
         let recurrent = !model.program.recurrent.is_empty();
-        let hidden_rows = hidden_rows(&model.program, &limits);
+        let hidden_rows = hidden_rows(mtp, &limits);
         let hidden_width = model.program.width(model.program.hidden);
         let shape = Shape {
             vocab: model.vocab,
@@ -204,9 +203,9 @@ impl Executor for CpuExecutor {
     }
 }
 
-/// Rows of the hidden ring: a prefill chunk, the window after it, and the row before both.
-fn hidden_rows(program: &Program, limits: &Limits) -> usize {
-    if program.mtp.is_some() { limits.prefill_chunk + limits.window_max + 2 } else { 0 }
+/// Rows of the hidden ring: a prefill chunk, the window after it, and the row before both; 0 without an MTP block.
+pub fn hidden_rows(mtp: bool, limits: &Limits) -> usize {
+    if mtp { limits.prefill_chunk + limits.window_max + 2 } else { 0 }
 }
 
 fn elapsed_ns(since: Instant) -> u64 {

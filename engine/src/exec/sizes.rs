@@ -206,7 +206,7 @@ pub fn held_by_block(program: &Program, config: &Config, limits: &Limits, option
 /// What an MTP block alone keeps of sequences; index keys, if it has any, are among those of [`parts`].
 pub fn mtp_parts(program: &Program, limits: &Limits, options: &ExecOptions) -> [Part; 2] {
     let layers = &program.kv[program.trunk_kv_len()..];
-    let (rows, width) = (hidden_rows(program, limits), program.width(program.hidden));
+    let (rows, width) = (hidden_rows(program.mtp.is_some(), limits), program.width(program.hidden));
     [
         Part::memory("KV cache of the MTP block", KvCache::bytes_for(options.kv_type, layers, limits.pages)),
         Part::memory("hidden rows for the MTP block", Cursors::bytes_for(limits.slots, rows, width)),

@@ -59,12 +59,12 @@ impl<L: Link> Split<L> {
     /// Around the executor of the first stage; `last` is the shape that the last stage has told.
     ///
     /// # Panics
-    /// If the executor's stage is not the first of two.
+    /// If the executor's stage is not the first of two, or `last` is not what [`whole_shape`] takes.
     pub fn new(local: CpuExecutor, link: L, agreed: Agreed, last: &Shape) -> Self {
         assert!(local.model().stage.is_first() && !local.model().stage.is_last(), "{}", local.model().stage);
         let slots = agreed.limits.slots;
         Self {
-            shape: whole_shape(local.shape(), last),
+            shape: whole_shape(local.shape(), last, &agreed).unwrap_or_else(|reason| panic!("{reason}")),
             foresight: Foresight::new(slots),
             session: None,
             whole: vec![false; slots],

@@ -121,14 +121,6 @@ pub fn put_request(out: &mut Vec<u8>, step: &Step, answered: bool, rows: &[f32])
     out.put_floats(rows);
 }
 
-fn flag(take: &mut Take<'_>, what: &'static str) -> Result<bool, WireError> {
-    match take.u8(what)? {
-        0 => Ok(false),
-        1 => Ok(true),
-        x => Err(WireError::bad(what, format!("is {x}, expected 0 or 1"))),
-    }
-}
-
 /// Reads a request, and checks every number that something is looked up or sized with.
 ///
 /// # Errors
@@ -138,7 +130,7 @@ pub fn take_request(body: &[u8], agreed: &Agreed) -> Result<Request, WireError> 
     let tables = slots.saturating_mul(Limits::pages_for(context + 1));
     let mut take = Take::new(body);
     let take = &mut take;
-    let answered = flag(take, "the answered flag")?;
+    let answered = take.flag("the answered flag")?;
     // A page is copied at most once a step, and a sequence is reset, cut, forked and saved a few times.
     let ops = take.count("operations", pages + 16 * slots + agreed.limits.checkpoints, 9)?;
     let ops = (0..ops).map(|_| take_op(take, agreed)).collect::<Result<Vec<_>, _>>()?;

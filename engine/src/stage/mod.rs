@@ -19,6 +19,7 @@ pub mod last;
 pub mod message;
 pub mod wire;
 
+use crate::exec::hidden_rows;
 use crate::limits::Limits;
 use crate::model::Model;
 use crate::step::Shape;
@@ -26,9 +27,27 @@ use crate::step::Shape;
 pub use first::{Link, LinkLost, Split};
 pub use last::LastStage;
 
-/// What the Ledger sees of a model in two stages.
-pub fn whole_shape(first: &Shape, last: &Shape) -> Shape {
-    Shape { recurrent: first.recurrent || last.recurrent, ..last.clone() }
+/// What the Ledger sees of a model in two stages. What `last` tells of itself came over a wire: every number in it is one
+/// that the first stage knows, or is bounded by one.
+///
+/// # Errors
+/// The first number that cannot be, and what it should be.
+pub fn whole_shape(first: &Shape, last: &Shape, agreed: &Agreed) -> Result<Shape, String> {
+    let known = [
+        ("ids that may be chosen", last.vocab, agreed.vocab),
+        ("positions the model was made for", last.context_train, first.context_train),
+        ("pending hidden rows", last.hidden_rows, hidden_rows(last.mtp, &agreed.limits)),
+    ];
+    if let Some((what, found, expected)) = known.into_iter().find(|(_, found, expected)| found != expected) {
+        return Err(format!(
+            "stage 1 says {found} {what}, and {expected} are expected; give both stages the same model"
+        ));
+    }
+    let (width, most) = (last.hidden_width, agreed.border_width);
+    if !(1..=most).contains(&width) {
+        return Err(format!("stage 1 says hidden rows of {width} floats, and 1 to {most} are expected"));
+    }
+    Ok(Shape { recurrent: first.recurrent || last.recurrent, ..last.clone() })
 }
 
 /// The capacities that both stages agree on: they bound every length of a message.

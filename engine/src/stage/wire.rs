@@ -325,6 +325,18 @@ impl<'a> Take<'a> {
         Ok(self.array::<1>(what)?[0])
     }
 
+    /// A byte that is 0 or 1.
+    ///
+    /// # Errors
+    /// [`WireError::Short`], [`WireError::Bad`].
+    pub fn flag(&mut self, what: &'static str) -> Result<bool, WireError> {
+        match self.u8(what)? {
+            0 => Ok(false),
+            1 => Ok(true),
+            x => Err(WireError::bad(what, format!("is {x}, expected 0 or 1"))),
+        }
+    }
+
     /// Four bytes.
     ///
     /// # Errors

@@ -62,7 +62,7 @@ fn files_of_single_stages_run_as_the_whole_does() {
             let model = Model::load(&file, None, options(index, None)).unwrap_or_else(|e| panic!("{name}: {e}"));
             CpuExecutor::new(Arc::new(model), cell.limits(), ExecOptions::default())
         };
-        let halves = Halves::new(machine(0), machine(1));
+        let halves = Halves::new(machine(0), machine(1), &cell.limits());
         let got: Vec<_> = run_on(&subject, &cell, Box::new(halves)).into_iter().map(|o| o.tokens).collect();
         assert_eq!(got, want, "{name}: two files");
         // The token table is at both only where the last stage reads it: as a tied head, or for drafts.

@@ -2,7 +2,8 @@
 
 use engine::exec::CpuExecutor;
 use engine::ids::CheckpointId;
-use engine::stage::whole_shape;
+use engine::limits::Limits;
+use engine::stage::{Agreed, whole_shape};
 use engine::step::{Executor, Shape, Step, StepResult};
 use engine_tests::drive::{Cell, executor, run, run_on};
 
@@ -31,8 +32,9 @@ impl Executor for Halves {
 }
 
 impl Halves {
-    pub fn new(first: CpuExecutor, last: CpuExecutor) -> Self {
-        let shape = whole_shape(first.shape(), last.shape());
+    pub fn new(first: CpuExecutor, last: CpuExecutor, limits: &Limits) -> Self {
+        let agreed = Agreed::new(first.model(), limits, first.border_width());
+        let shape = whole_shape(first.shape(), last.shape(), &agreed).expect("two halves of one model");
         Self { first, last, shape }
     }
 }
@@ -45,7 +47,8 @@ fn a_model_cut_at_any_border_gives_the_same_bits() {
         for cell in [Cell::reference(0.0), window] {
             let want = run(&subject, &cell);
             for split in 1..subject.trunk() {
-                let halves = Halves::new(machine(&subject, &cell, 0, split), machine(&subject, &cell, 1, split));
+                let [first, last] = [0, 1].map(|index| machine(&subject, &cell, index, split));
+                let halves = Halves::new(first, last, &cell.limits());
                 assert_eq!(
                     halves.shape(),
                     executor(&subject, &cell, 0).shape(),
@@ -60,5 +63,37 @@ fn a_model_cut_at_any_border_gives_the_same_bits() {
                 }
             }
         }
+    }
+}
+
+/// What a last stage says of itself is held against what the first knows, whatever number it is.
+#[test]
+fn a_shape_that_is_not_of_this_model_is_refused() {
+    for subject in subjects() {
+        let cell = Cell::reference(0.0);
+        let [first, last] = [0, 1].map(|index| machine(&subject, &cell, index, 1));
+        let agreed = Agreed::new(first.model(), &cell.limits(), first.border_width());
+        let honest = last.shape();
+        whole_shape(first.shape(), honest, &agreed).unwrap_or_else(|error| panic!("{}: {error}", subject.name));
+        let fields: [fn(&mut Shape) -> &mut usize; 4] =
+            [|s| &mut s.vocab, |s| &mut s.context_train, |s| &mut s.hidden_rows, |s| &mut s.hidden_width];
+        for (i, field) in fields.into_iter().enumerate() {
+            let mut shape = honest.clone();
+            let n = *field(&mut shape);
+            let far = [1 << 20, 1 << 39, usize::MAX];
+            // A hidden row may be narrower than the border.
+            let near = if i == 3 { vec![0, agreed.border_width + 1] } else { vec![n + 1, n.wrapping_sub(1), n ^ 7] };
+            for other in far.into_iter().chain(near) {
+                *field(&mut shape) = other;
+                let taken = whole_shape(first.shape(), &shape, &agreed);
+                assert!(taken.is_err(), "{}: field {i} is {n}, and {other} was taken", subject.name);
+            }
+        }
+        let flipped = Shape { mtp: !honest.mtp, ..honest.clone() };
+        assert!(
+            whole_shape(first.shape(), &flipped, &agreed).is_err(),
+            "{}: hidden rows of no MTP block",
+            subject.name
+        );
     }
 }
