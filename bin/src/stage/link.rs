@@ -66,6 +66,8 @@ pub struct LinkHandle {
     timeout: Duration,
     /// Of the last request: its session, and its number in that.
     last: (u64, u64),
+    /// A session in which no answer came, whatever the thread makes of it.
+    over: Option<u64>,
 }
 
 impl LinkHandle {
@@ -73,14 +75,8 @@ impl LinkHandle {
         self.jobs.send_timeout(job, self.timeout).map_err(|_| LinkLost)?;
         self.waker.wake().map_err(|_| LinkLost)
     }
-}
 
-impl Link for LinkHandle {
-    fn session(&self) -> Option<u64> {
-        *self.session.lock()
-    }
-
-    fn exchange(&mut self, session: u64, request: &[u8], reply: &mut Vec<u8>) -> Result<(), LinkLost> {
+    fn ask(&mut self, session: u64, request: &[u8], reply: &mut Vec<u8>) -> Result<(), LinkLost> {
         let sequence = if self.last.0 == session { self.last.1 + 1 } else { 1 };
         let mut frame = Vec::with_capacity(request.len() + wire::HEADER_BYTES);
         wire::frame(&mut frame, Kind::Request, sequence, |body| body.extend_from_slice(request));
@@ -97,6 +93,25 @@ impl Link for LinkHandle {
                 return Ok(());
             }
         }
+    }
+}
+
+impl Link for LinkHandle {
+    fn session(&self) -> Option<u64> {
+        self.session.lock().filter(|session| Some(*session) != self.over)
+    }
+
+    fn exchange(&mut self, session: u64, request: &[u8], reply: &mut Vec<u8>) -> Result<(), LinkLost> {
+        let done = self.ask(session, request, reply);
+        if done.is_err() {
+            self.over = Some(session);
+            // The thread has ended it, or is to: where it takes no job, it is at one that ends within its time.
+            let reason = String::from("none came in time");
+            if self.jobs.try_send(Job::Reject { session, reason }).is_ok() {
+                let _ = self.waker.wake();
+            }
+        }
+        done
     }
 
     fn reject(&mut self, session: u64, reason: &str) {
@@ -145,7 +160,9 @@ pub fn start(settings: Settings, outage: Outage) -> Result<(LinkHandle, Accepted
     };
     thread::Builder::new().name("link".to_owned()).spawn(move || thread.run())?;
     match accepted.recv() {
-        Ok(Ok(accepted)) => Ok((LinkHandle { session, jobs, done, waker, timeout, last: (0, 0) }, accepted)),
+        Ok(Ok(accepted)) => {
+            Ok((LinkHandle { session, jobs, done, waker, timeout, last: (0, 0), over: None }, accepted))
+        }
         Ok(Err(reason)) => Err(LinkError::Refused { address, reason }),
         Err(_) => Err(LinkError::Thread(io::Error::other("it has ended"))),
     }
@@ -323,7 +340,7 @@ impl LinkThread {
         let mut ping = Vec::new();
         wire::frame(&mut ping, Kind::Ping, 0, |_| {});
         let mut next_ping = Instant::now() + PING;
-        let mut pinged: Option<Instant> = None;
+        let mut expected = Expected::default();
         loop {
             self.mail.look()?;
             if let Some((sequence, frame)) = &self.mail.waiting {
@@ -338,7 +355,7 @@ impl LinkThread {
                             let found = frame.header.sequence;
                             return Err(WireError::Sequence { found, expected: sequence }.into());
                         }
-                        _ => heard(frame, &mut pinged, &self.outage)?,
+                        _ => expected.hear(frame, &self.outage)?,
                     }
                 };
                 self.mail.waiting = None;
@@ -349,16 +366,16 @@ impl LinkThread {
                 continue;
             }
             while let Some(frame) = conn.read()? {
-                heard(frame, &mut pinged, &self.outage)?;
+                expected.hear(frame, &self.outage)?;
             }
             let now = Instant::now();
-            if pinged.is_some_and(|at| at + timeout <= now) {
+            if expected.pong.is_some_and(|at| at + timeout <= now) {
                 return Err(ConnError::Late { what: "answered", after: timeout });
             }
             if next_ping <= now {
-                if pinged.is_none() {
+                if expected.pong.is_none() {
                     conn.send(&ping, &mut self.ear, timeout, || Ok(()))?;
-                    pinged = Some(now);
+                    expected.pong = Some(now);
                 }
                 next_ping = now + PING;
             }
@@ -367,16 +384,31 @@ impl LinkThread {
     }
 }
 
-/// A frame that is no reply.
-fn heard(frame: Frame, pinged: &mut Option<Instant>, outage: &Outage) -> Result<(), ConnError> {
-    if frame.header.kind == Kind::Closing {
-        tracing::info!("the other stage ends as soon as nothing runs");
-        outage.set("it is shutting down");
-        return Ok(());
+/// What a peer may send beside replies: an answer to each ping, and once that it ends. So there is always an end to what it
+/// has to say, and nobody who reads it all is kept by it.
+#[derive(Default)]
+struct Expected {
+    /// When the ping was sent that has no answer yet.
+    pong: Option<Instant>,
+    /// It has said that it ends.
+    closing: bool,
+}
+
+impl Expected {
+    /// A frame that is no reply.
+    fn hear(&mut self, frame: Frame, outage: &Outage) -> Result<(), ConnError> {
+        let kind = frame.header.kind;
+        if kind == Kind::Closing && !std::mem::replace(&mut self.closing, true) {
+            tracing::info!("the other stage ends as soon as nothing runs");
+            outage.set("it is shutting down");
+            return Ok(());
+        }
+        let frame = conn::of_kind(frame, (Kind::Pong, "Reply"))?;
+        match self.pong.take() {
+            Some(_) => Ok(()),
+            None => Err(WireError::Unexpected { found: frame.header.kind, expected: "Reply" }.into()),
+        }
     }
-    conn::of_kind(frame, (Kind::Pong, "Reply"))?;
-    *pinged = None;
-    Ok(())
 }
 
 /// Tells the peer why, as far as it listens, and makes an error of it.
@@ -386,4 +418,28 @@ fn refuse(conn: &mut Conn, ear: &mut Ear, reason: String) -> ConnError {
     // The connection ends anyway.
     let _ = conn.send(&out, ear, Duration::from_secs(1), || Ok(()));
     ConnError::Refused(reason)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_session_without_an_answer_is_never_the_present_one_again() {
+        let session = Arc::new(Mutex::new(Some(1)));
+        let (jobs, taken) = channel::bounded(2);
+        // Nobody answers.
+        let (_, done) = channel::bounded(1);
+        let waker = Ear::new().expect("a poll").waker();
+        let timeout = Duration::from_secs(1);
+        let mut link =
+            LinkHandle { session: Arc::clone(&session), jobs, done, waker, timeout, last: (0, 0), over: None };
+        assert_eq!(link.session(), Some(1));
+        assert_eq!(link.exchange(1, b"work", &mut Vec::new()), Err(LinkLost));
+        assert_eq!(link.session(), None, "whatever the thread says");
+        assert!(matches!(taken.try_recv(), Ok(Job::Request { session: 1, sequence: 1, .. })));
+        assert!(matches!(taken.try_recv(), Ok(Job::Reject { session: 1, .. })), "the thread is told to end it");
+        *session.lock() = Some(2);
+        assert_eq!(link.session(), Some(2));
+    }
 }

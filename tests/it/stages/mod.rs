@@ -1,6 +1,7 @@
 //! A model split into two stages commits what it commits in one process.
 
 mod accept;
+mod altered;
 mod crowd;
 mod files;
 mod loopback;
