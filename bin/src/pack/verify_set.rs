@@ -7,7 +7,7 @@ use engine::model::load::{LoadOptions, Planned};
 use engine::model::stage::{self, STAGE_KEYS, held};
 use engine::model::{Config, ModelError, MtpStatus};
 use engine_io::digest::{Sha256, TensorTree};
-use engine_io::provenance::{self, Provenance};
+use engine_io::provenance::{self, FileEntry, Provenance, Transform};
 use engine_io::{ModelFile, OpenOptions, package, plain};
 use serde::Serialize;
 
@@ -177,6 +177,7 @@ fn grafted(model: &ModelFile, record: &Path, json: bool) -> Result<Report, PackE
     let mut compared = 0;
     let progress = Progress::bytes("reading", 2 * model.file_bytes(), json);
     let outputs = record.steps.last().map(|step| step.outputs.as_slice()).unwrap_or_default();
+    faults.extend(undigested(&record, outputs));
     if outputs.len() != model.shards().len() {
         faults.push(format!("{} files, expected {} as recorded", model.shards().len(), outputs.len()));
     }
@@ -248,6 +249,29 @@ fn grafted(model: &ModelFile, record: &Path, json: bool) -> Result<Report, PackE
     })
 }
 
+/// What a graft wrote or read, and its record has no digest of: the first file and the last, which are never linked, and
+/// tensors that are not the target's. A record without these proves nothing of what a graft can have spoiled.
+fn undigested(record: &Provenance, outputs: &[FileEntry]) -> Vec<String> {
+    let target = record.sources.iter().find(|s| s.role == provenance::Role::Target).map(|s| s.id.as_str());
+    let written = match outputs {
+        [first, .., last] => vec![first, last],
+        few => few.iter().collect(),
+    };
+    let files = written.into_iter().filter(|f| f.sha256.is_none()).map(|f| f.path.clone());
+    let origins = record.tensor_origins.iter().filter(|o| o.tensor_tree_sha256.is_none());
+    let of_head = origins.filter(|o| Some(o.source.as_str()) != target || o.transform != Transform::Verbatim);
+    let what = files.chain(of_head.map(|o| format!("tensors {}", o.pattern)));
+    what.map(|what| format!("the record has no digest of {what}, which a graft always writes; graft again")).collect()
+}
+
+/// As many as anybody reads, and how many more there are; JSON has all.
+fn few(all: &[String]) -> impl Iterator<Item = String> {
+    const SHOWN_MAX: usize = 40;
+    let more =
+        all.len().checked_sub(SHOWN_MAX).filter(|more| *more > 0).map(|more| format!("and {more} more (--json)"));
+    all.iter().take(SHOWN_MAX).cloned().chain(more)
+}
+
 /// For people.
 pub fn text(report: &Report) -> String {
     let what = match (report.kind, &report.stage) {
@@ -266,10 +290,10 @@ pub fn text(report: &Report) -> String {
         out.push(
             "not compared, for the record has no digest of it (a graft reads linked files only with --verify):".into(),
         );
-        out.extend(report.unhashed.iter().map(|what| format!("  {what}")));
+        out.extend(few(&report.unhashed).map(|what| format!("  {what}")));
     }
     let has_record = report.kind == Kind::Grafted || report.compared > 0;
-    out.extend(report.faults.iter().map(|fault| if has_record { format!("wrong: {fault}") } else { fault.clone() }));
+    out.extend(few(&report.faults).map(|fault| if has_record { format!("wrong: {fault}") } else { fault }));
     out.push(match (report.kind, report.faults.is_empty()) {
         _ if !has_record => "nothing was compared".into(),
         (Kind::Grafted, true) => "as recorded".into(),

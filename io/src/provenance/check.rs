@@ -18,9 +18,25 @@ impl Faults {
 
 impl fmt::Display for Faults {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0.join("; "))
+        for (i, fault) in self.0.iter().take(SHOWN_MAX).enumerate() {
+            let text: String = fault.chars().take(CHARS_MAX).collect();
+            let cut = if text.len() < fault.len() { "..." } else { "" };
+            write!(f, "{}{text}{cut}", if i == 0 { "" } else { "; " })?;
+        }
+        match self.0.len().saturating_sub(SHOWN_MAX) {
+            0 => Ok(()),
+            more => write!(f, "; and {more} more"),
+        }
     }
 }
+
+/// Faults that a message lists, and characters of each.
+const SHOWN_MAX: usize = 16;
+const CHARS_MAX: usize = 400;
+/// Most entries of a list in a record, and longest name or pattern: far beyond what any tool writes, and few enough that
+/// holding each tensor against each of them takes no time.
+const ENTRIES_MAX: usize = 10_000;
+const NAME_MAX: usize = 1024;
 
 /// Whether a pattern takes a name. A `*` stands for any characters, other characters for themselves.
 pub fn matches(pattern: &str, name: &str) -> bool {
@@ -47,7 +63,12 @@ impl Provenance {
     /// What contradicts the schema or itself, as far as the record alone tells.
     pub fn check(&self) -> Faults {
         let mut faults = Vec::new();
+        if let Some(large) = self.beyond() {
+            return Faults(vec![large]);
+        }
         let mut fault = |text: String| faults.push(text);
+        let tool_ids: HashSet<&str> = self.tools.iter().map(|t| t.id.as_str()).collect();
+        let source_ids: HashSet<&str> = self.sources.iter().map(|s| s.id.as_str()).collect();
         let mut ids = HashSet::new();
         let tools = self.tools.iter().map(|t| &t.id);
         let components = self.runtime_components.iter().map(|c| &c.id);
@@ -77,9 +98,9 @@ impl Provenance {
         if self.steps.is_empty() {
             fault("there are no steps".into());
         }
-        let mut known: HashSet<&str> = self.sources.iter().map(|s| s.id.as_str()).collect();
+        let mut known = source_ids.clone();
         for step in &self.steps {
-            if !self.tools.iter().any(|t| t.id == step.tool) {
+            if !tool_ids.contains(step.tool.as_str()) {
                 fault(format!("step {} names tool {}, which is not listed", step.id, step.tool));
             }
             for input in step.inputs.iter().filter(|input| !known.contains(input.as_str())) {
@@ -95,7 +116,7 @@ impl Provenance {
         }
         for origin in &self.tensor_origins {
             let TensorOrigin { pattern, source, count, .. } = origin;
-            if !self.sources.iter().any(|s| s.id == *source) {
+            if !source_ids.contains(source.as_str()) {
                 fault(format!("tensors {pattern} come from {source}, which is no source"));
             }
             if *count == 0 {
@@ -115,6 +136,25 @@ impl Provenance {
             ));
         }
         Faults(faults)
+    }
+
+    /// What is larger than in any record: then nothing else of it is looked at.
+    fn beyond(&self) -> Option<String> {
+        let lists = [
+            ("sources", self.sources.len()),
+            ("tools", self.tools.len()),
+            ("steps", self.steps.len()),
+            ("tensor_origins", self.tensor_origins.len()),
+            ("runtime_components", self.runtime_components.len()),
+            ("files of sources", self.sources.iter().map(|s| s.files.len()).sum()),
+            ("outputs of steps", self.steps.iter().map(|s| s.outputs.len()).sum()),
+            ("inputs of steps", self.steps.iter().map(|s| s.inputs.len()).sum()),
+        ];
+        let mut names = self.tensor_origins.iter().map(|o| &o.pattern).chain(self.sources.iter().map(|s| &s.id));
+        let list = lists.into_iter().find(|(_, len)| *len > ENTRIES_MAX);
+        let list = list.map(|(name, len)| format!("there are {len} {name}, expected at most {ENTRIES_MAX}"));
+        let mut long = || names.find(|name| name.len() > NAME_MAX).map(|name| name.len());
+        list.or_else(|| Some(format!("a name or pattern has {} bytes, expected at most {NAME_MAX}", long()?)))
     }
 
     /// What contradicts the names of all tensors of the model: origins must take each of them once.

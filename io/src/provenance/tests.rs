@@ -172,3 +172,23 @@ fn canonical_json_is_sorted_and_tight() {
     let value = json!({"b": [1, {"z": null, "a": "x\""}], "a": 1.5});
     assert_eq!(canonical(&value), r#"{"a":1.5,"b":[1,{"a":"x\"","z":null}]}"#);
 }
+
+/// A record that is longer than any is one short line, and costs no more than reading it.
+#[test]
+fn a_record_beyond_all_bounds_is_refused_in_a_line() {
+    let mut many = record();
+    many.tensor_origins = vec![many.tensor_origins[0].clone(); 10_001];
+    assert_eq!(many.check().0, ["there are 10001 tensor_origins, expected at most 10000"]);
+    let mut sources = record();
+    sources.sources = vec![sources.sources[1].clone(); 10_001];
+    assert_eq!(sources.check().0, ["there are 10001 sources, expected at most 10000"]);
+    let mut long = record();
+    long.tensor_origins[0].pattern = "*".repeat(1025);
+    assert!(long.check().0[0].starts_with("a name or pattern has 1025 bytes"));
+    // Within them, not all that is wrong is listed.
+    let mut wrong = record();
+    let empty = Source { files: Vec::new(), revision: "x".repeat(5000), ..wrong.sources[1].clone() };
+    wrong.sources.extend((0..2000).map(|i| Source { id: format!("s{i}"), ..empty.clone() }));
+    let text = wrong.check().to_string();
+    assert!(text.ends_with("; and 3984 more") && text.len() < 10_000, "{text}");
+}

@@ -11,7 +11,7 @@ use engine::model::head::HeadSpec;
 use engine::model::load::LoadOptions;
 use engine::model::{Model, MtpStatus};
 use engine_bin::pack::graft::{DialectFlag, Link, ShardAction};
-use engine_bin::pack::verify_set::verify;
+use engine_bin::pack::verify_set::{code, verify};
 use engine_io::compat::Dialect;
 use engine_io::digest::Sha256;
 use engine_io::gguf::{Array, Meta, Value};
@@ -330,6 +330,37 @@ fn a_dry_run_writes_nothing() {
         written.map(|s| fs::metadata(place.out().join(&s.name)).unwrap().len()).sum::<u64>(),
         done.bytes_written
     );
+}
+
+/// A record without the digests that a graft writes proves nothing: whatever is taken from it, and however many.
+#[test]
+fn a_record_without_its_digests_is_not_as_recorded() {
+    let whole = Whole::qwen35();
+    let place = Place::new(&whole.target(), &whole.head());
+    place.graft(|_| {}).unwrap();
+    verified(&place.out());
+    let path = place.out().join("provenance.json");
+    let record = Provenance::read(&path).unwrap();
+    let head = record.tensor_origins.iter().position(|o| o.source == "mtp-head").unwrap();
+    let spoil: [fn(&mut Provenance, usize); 4] = [
+        |record, head| record.tensor_origins[head].tensor_tree_sha256 = None,
+        |record, _| record.steps[0].outputs[0].sha256 = None,
+        |record, _| record.steps[0].outputs.last_mut().unwrap().sha256 = None,
+        |record, _| {
+            record.tensor_origins.iter_mut().for_each(|o| o.tensor_tree_sha256 = None);
+            record.steps.iter_mut().flat_map(|s| &mut s.outputs).for_each(|o| o.sha256 = None);
+            record.sources.iter_mut().for_each(|s| s.tensor_tree_sha256 = None);
+            record.invariants.target_tensor_tree_sha256 = None;
+        },
+    ];
+    for spoil in spoil {
+        let mut record = record.clone();
+        spoil(&mut record, head);
+        fs::write(&path, record.to_json()).unwrap();
+        let report = verify(&place.out(), true).unwrap();
+        assert!(report.faults.iter().any(|f| f.contains("the record has no digest of ")), "{:?}", report.faults);
+        assert_eq!(code(&report), 3);
+    }
 }
 
 /// What another engine calls the block's tensors is written where that is a matter of names.
