@@ -53,10 +53,16 @@ pub fn check(config: &Value, target: &Config, rows: u64) -> Checked {
         }
     };
     let arch = target.arch.name();
-    let said = of(text, "model_type").or_else(|| of(config, "model_type"));
-    let said = typed("model_type", "a name", said, said.and_then(Value::as_str).map(str::to_owned));
-    let known = said.and_then(|said| MODEL_TYPES.iter().find(|(name, _)| *name == said));
-    compare("model_type", known.map(|(_, arch)| (*arch).to_owned()), Some(arch.to_owned()));
+    // Of both, where both say it: a name that is not known here is that of a model whose head is not converted here.
+    let own = of(config, "model_type").filter(|_| !std::ptr::eq(text, config));
+    let mut models = Vec::new();
+    for said in [of(text, "model_type"), own].into_iter().flatten() {
+        let Some(name) = typed("model_type", "a name", Some(said), said.as_str().map(str::to_owned)) else { continue };
+        let known = MODEL_TYPES.iter().find(|(known, _)| *known == name);
+        models.push(known.map_or(short(said), |(_, arch)| (*arch).to_owned()));
+    }
+    let other = models.iter().find(|model| **model != arch).or(models.first());
+    compare("model_type", other.cloned(), Some(arch.to_owned()));
     let block = target.blocks.get(target.trunk);
     let (dense, experts) = match block.map(|b| b.ffn) {
         Some(Ffn::Dense { width, .. }) => (Some(width), None),
@@ -101,6 +107,38 @@ pub fn check(config: &Value, target: &Config, rows: u64) -> Checked {
         let theta = parameters.and_then(|rope| of(rope, "rope_theta")).or_else(|| of(text, "rope_theta"));
         compare("rope_theta", typed("rope_theta", "a number", theta, float(theta)), Some(rope.freq_base.to_string()));
     }
+    // What changes every number and is no size. Values that the families' own code has where the key is left out are what
+    // the engine computes.
+    let act = of(text, "hidden_act");
+    let activation = (arch != "nemotron_h_moe").then(|| "silu".to_owned());
+    compare(
+        "hidden_act",
+        typed("hidden_act", "a name", act, act.and_then(Value::as_str).map(str::to_owned)),
+        activation,
+    );
+    let mlp = of(text, "mlp_hidden_act");
+    let activation = (arch == "nemotron_h_moe").then(|| "relu2".to_owned());
+    let found = typed("mlp_hidden_act", "a name", mlp, mlp.and_then(Value::as_str).map(str::to_owned));
+    compare("mlp_hidden_act", found, activation);
+    for key in ["attention_bias", "mlp_bias"] {
+        let bias = of(text, key);
+        let found = typed(key, "true or false", bias, bias.and_then(Value::as_bool).map(|b| b.to_string()));
+        compare(key, found, Some("false".to_owned()));
+    }
+    if let Some(rope) = &target.rope {
+        // The older place of these is `rope_scaling`, with `type` for the kind.
+        let places = [of(text, "rope_parameters"), of(text, "rope_scaling")];
+        let kind = places.iter().flatten().find_map(|p| of(p, "rope_type").or_else(|| of(p, "type")));
+        let plain = rope.position_scale == 1.0 && !rope.needs_factors;
+        let found = typed("rope_type", "a name", kind, kind.and_then(Value::as_str).map(str::to_owned));
+        compare("rope_type", found, plain.then(|| "default".to_owned()));
+        for partial in [places[0].and_then(|p| of(p, "partial_rotary_factor")), of(text, "partial_rotary_factor")] {
+            let found = typed("partial_rotary_factor", "a number", partial, float(partial));
+            let expected = rope.n_rot as f32 / target.head_dim as f32;
+            compare("partial_rotary_factor", found, Some(expected.to_string()));
+        }
+    }
+    out.agree.dedup();
     let vocab = of(text, "vocab_size");
     typed("vocab_size", whole, vocab, vocab.and_then(Value::as_u64).map(|n| n.to_string()));
     if let Some(found) = vocab.and_then(Value::as_u64) {

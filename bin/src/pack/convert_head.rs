@@ -109,39 +109,78 @@ pub fn run(flags: &ConvertHeadFlags) -> Result<Report, PackError> {
 /// [`PackError`]: a target without use for a head, a checkpoint that cannot be read, every tensor that does not fit, in
 /// one list. Nothing is written before all of that is known, and nothing is left where writing fails.
 pub fn convert(source: &Path, target: &ModelFile, out: &Path, quiet: bool) -> Result<Report, PackError> {
-    // A target that could not be served is no measure for a head.
-    Planned::new(target, None, LoadOptions::default())?;
-    let mut spec = HeadSpec::of(target)?;
-    let from = Checkpoint::open(source, source::is_head)?;
-    let config = check_config(&from, target, &spec)?;
-    let arch = spec.config.arch.name();
-    let plan =
-        source::plan(arch, &spec.wanted, spec.geometry, &from).map_err(|faults| refused(&from, target, &faults))?;
-    account(&from, &plan)?;
-    spec.set_type(main_type(&plan));
-    let mut layout = Layout::new(spec.meta.clone())?;
-    for t in &plan.tensors {
-        layout.tensor(&t.name, &t.dims, t.ty)?;
-    }
-    let bytes = layout.file_bytes();
-    let output = Output::file(out, bytes)?;
-    let progress = Progress::bytes("converting", bytes, quiet);
-    let failed = PackError::writing(out);
-    let mut writer = layout.start(output.writer("")?).map_err(&failed)?;
-    for t in &plan.tensors {
-        let size = writer.expects().map_or(0, |t| t.bytes);
-        writer.tensor(t.reader(&from)).map_err(&failed)?;
-        progress.add(size);
-    }
-    writer.finish().map_err(&failed)?.flush().map_err(PackError::output(out, "write"))?;
-    drop(progress);
-    from.check_unchanged()?;
-    // What was written is opened as the draft model that it shall be.
-    let head = ModelFile::open(output.path(), OpenOptions::default())?;
+    Plan::new(source, target)?.write(target, out, quiet)
+}
+
+/// The head that [`convert`] would write, with every value zero: what it needs no disk for, and its pages no memory until
+/// they are read. It lives as long as the program.
+///
+/// # Errors
+/// As [`convert`], but for writing.
+pub fn rehearse(source: &Path, target: &ModelFile) -> Result<ModelFile, PackError> {
+    let Plan { layout, bytes, .. } = Plan::new(source, target)?;
+    let mut header = Vec::new();
+    layout.start(&mut header)?;
+    let size = usize::try_from(bytes).map_err(|_| PackError::Refused(format!("{}: too large", source.display())))?;
+    // Zeroed by the system, page by page as they are touched.
+    let mut file = vec![0; size.max(header.len())];
+    file[..header.len()].copy_from_slice(&header);
+    let head = ModelFile::from_static(file.leak(), "mtp-head.gguf")?;
     check_sidecar(target, &head)?;
-    drop(head);
-    output.finish()?;
-    Ok(report(&from, target, out, bytes, &spec, &plan, config))
+    Ok(head)
+}
+
+/// What will be written, before anything is.
+struct Plan {
+    from: Checkpoint,
+    config: Option<Checked>,
+    spec: HeadSpec,
+    plan: Conversion,
+    layout: Layout,
+    bytes: u64,
+}
+
+impl Plan {
+    fn new(source: &Path, target: &ModelFile) -> Result<Self, PackError> {
+        // A target that could not be served is no measure for a head.
+        Planned::new(target, None, LoadOptions::default())?;
+        let mut spec = HeadSpec::of(target)?;
+        let from = Checkpoint::open(source, source::is_head)?;
+        let config = check_config(&from, target, &spec)?;
+        let arch = spec.config.arch.name();
+        let plan =
+            source::plan(arch, &spec.wanted, spec.geometry, &from).map_err(|faults| refused(&from, target, &faults))?;
+        account(&from, &plan)?;
+        spec.set_type(main_type(&plan));
+        let mut layout = Layout::new(spec.meta.clone())?;
+        for t in &plan.tensors {
+            layout.tensor(&t.name, &t.dims, t.ty)?;
+        }
+        let bytes = layout.file_bytes();
+        Ok(Self { from, config, spec, plan, layout, bytes })
+    }
+
+    fn write(self, target: &ModelFile, out: &Path, quiet: bool) -> Result<Report, PackError> {
+        let Self { from, config, spec, plan, layout, bytes } = self;
+        let output = Output::file(out, bytes)?;
+        let progress = Progress::bytes("converting", bytes, quiet);
+        let failed = PackError::writing(out);
+        let mut writer = layout.start(output.writer("")?).map_err(&failed)?;
+        for t in &plan.tensors {
+            let size = writer.expects().map_or(0, |t| t.bytes);
+            writer.tensor(t.reader(&from)).map_err(&failed)?;
+            progress.add(size);
+        }
+        writer.finish().map_err(&failed)?.flush().map_err(PackError::output(out, "write"))?;
+        drop(progress);
+        from.check_unchanged()?;
+        // What was written is opened as the draft model that it shall be.
+        let head = ModelFile::open(output.path(), OpenOptions::default())?;
+        check_sidecar(target, &head)?;
+        drop(head);
+        output.finish()?;
+        Ok(report(&from, target, out, bytes, &spec, &plan, config))
+    }
 }
 
 /// Whether the head loads beside its model.
@@ -269,6 +308,9 @@ pub fn text(report: &Report) -> String {
         report.ignored
     );
     let _ = match &report.config {
+        Some(agree) if agree.is_empty() => {
+            writeln!(out, "its config.json says nothing that could be compared: that it is of this model is not known")
+        }
         Some(agree) => writeln!(out, "its config.json agrees with the model: {}", agree.join(", ")),
         None => writeln!(out, "there is no config.json beside it: that it is of this model is not known"),
     };

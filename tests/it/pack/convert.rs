@@ -10,8 +10,8 @@ use engine::model::load::LoadOptions;
 use engine::model::{Config, Model, MtpStatus};
 use engine_bin::bench::single::Want;
 use engine_bin::pack::PackError;
-use engine_bin::pack::convert_head::{Report, convert};
-use engine_bin::pack::graft::graft;
+use engine_bin::pack::convert_head::{Report, convert, text};
+use engine_bin::pack::graft::{GraftFlags, Moved, graft};
 use engine_bin::pack::verify_set::verify;
 use engine_io::digest::Sha256;
 use engine_io::gguf::write::Layout;
@@ -98,6 +98,32 @@ fn a_checkpoint_is_grafted_in_one_go() {
         assert_eq!(source.files, [FileEntry { path: "model.safetensors".into(), byte_size, sha256: Some(sha256) }]);
         let left: Vec<_> = fs::read_dir(dir.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
         assert!(left.iter().all(|name| !name.as_encoded_bytes().starts_with(b".")), "{left:?}");
+    }
+}
+
+/// A dry run says what a run does and writes nothing, not even the head that it would convert.
+#[test]
+fn a_dry_run_of_a_checkpoint_writes_nothing() {
+    let names = |dir: &Path| {
+        let mut names: Vec<_> = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        names.sort();
+        names
+    };
+    for case in cases() {
+        let dir = tempfile::tempdir().unwrap();
+        converted(dir.path(), &case, &case.head).unwrap();
+        let (target, head) = (dir.path().join("trunk.gguf"), dir.path().join("hf"));
+        let before = (names(dir.path()), fs::metadata(dir.path()).unwrap().modified().unwrap());
+        let dry = |out: &Path| graft(&GraftFlags { dry_run: true, ..flags(&target, &head, out) });
+        let planned = dry(&dir.path().join("set")).unwrap_or_else(|error| panic!("{}: {error}", case.name));
+        // A folder made and removed again would show in the time.
+        let after = (names(dir.path()), fs::metadata(dir.path()).unwrap().modified().unwrap());
+        assert_eq!(before, after, "{}", case.name);
+        let done = graft(&flags(&target, &head, &dir.path().join("set"))).unwrap();
+        assert_eq!((planned.bytes_written, planned.keys), (done.bytes_written, done.keys), "{}", case.name);
+        let moved =
+            |tensors: &[Moved]| tensors.iter().map(|t| (t.name.clone(), t.dims.clone(), t.ty)).collect::<Vec<_>>();
+        assert_eq!(moved(&planned.tensors), moved(&done.tensors), "{}", case.name);
     }
 }
 
@@ -282,13 +308,33 @@ fn a_config_of_another_model_is_refused() {
         ("rms_norm_eps", serde_json::json!(1e-5)),
         ("rope_parameters", serde_json::json!({"rope_theta": 1e6})),
         ("model_type", "qwen4_exp_text".into()),
+        ("model_type", "llama".into()),
+        ("hidden_act", "gelu".into()),
+        ("attention_bias", true.into()),
+        ("partial_rotary_factor", serde_json::json!(0.75)),
+        ("rope_parameters", serde_json::json!({"rope_theta": 10000.0, "rope_type": "yarn"})),
+        ("rope_parameters", serde_json::json!({"rope_theta": 10000.0, "partial_rotary_factor": 0.75})),
     ] {
         let mut config = right.clone();
         config["text_config"][key] = wrong;
         let text = with(&config).err().unwrap_or_else(|| panic!("{key}")).to_string();
-        let said = if key == "rope_parameters" { "rope_theta" } else { key };
-        assert!(text.contains("config.json") && text.contains(&format!("{said} is ")), "{text}");
+        let said = ["rope_theta is ", "rope_type is ", "partial_rotary_factor is "];
+        let is = |said: &str| text.contains(said);
+        let named = if key == "rope_parameters" { said.into_iter().any(is) } else { is(&format!("{key} is ")) };
+        assert!(text.contains("config.json") && named, "{text}");
     }
+    // Both parts name the model; either may be of another one.
+    for (outer, inner) in
+        [("llama", "qwen3_5_moe_text"), ("qwen3_5_moe", "llama_text"), ("qwen3_5", "qwen3_5_moe_text")]
+    {
+        let mut config = right.clone();
+        (config["model_type"], config["text_config"]["model_type"]) = (outer.into(), inner.into());
+        let error = with(&config).err().unwrap_or_else(|| panic!("{outer} {inner}")).to_string();
+        assert!(error.contains("model_type is "), "{error}");
+    }
+    // What says nothing agrees with nothing.
+    let said = text(&with(&serde_json::json!({})).unwrap().0);
+    assert!(said.contains("config.json says nothing that could be compared") && !said.contains("agrees"), "{said}");
     // What is compared is of the right type; left out, or null, it says nothing.
     let types = [
         ("hidden_size", "64".into()),

@@ -272,6 +272,10 @@ impl Head {
         if !is_checkpoint(&flags.head) {
             return Ok(Self { file: open_head(&flags.head)?, converted: None, _place: None });
         }
+        if flags.dry_run {
+            let file = convert_head::rehearse(&flags.head, target)?;
+            return Ok(Self { file, converted: None, _place: None });
+        }
         let place = Output::scratch(&flags.out)?;
         let path = place.path().join("mtp-head.gguf");
         let converted = convert_head::convert(&flags.head, target, &path, flags.json)?;
