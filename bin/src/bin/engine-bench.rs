@@ -102,6 +102,7 @@ fn say(text: &str) -> Result<(), Failure> {
 fn main() -> ExitCode {
     let verb = Cli::parse().verb;
     let guarded = engine_io::mmap::install_fault_handler().map_err(failed);
+    let guarded = guarded.and_then(|()| report::outlive_size_limits().map_err(failed));
     let done = guarded.and_then(|()| match verb {
         Verb::Eval(mut flags) => find(&mut flags.run).and_then(|()| run_eval(&flags)),
         Verb::Ppl(mut flags) => find(&mut flags.run).and_then(|()| run_ppl(&flags)),

@@ -71,6 +71,10 @@ fn main() -> ExitCode {
         report::error(chain(&error));
         return ExitCode::from(error::FAILED);
     }
+    if let Err(error) = report::outlive_size_limits() {
+        report::error(format!("cannot watch for signals: {error}"));
+        return ExitCode::from(error::FAILED);
+    }
     if let Err(error) = find(&mut verb) {
         report::error(chain(&error));
         return ExitCode::from(error.code());

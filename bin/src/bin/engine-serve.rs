@@ -26,6 +26,10 @@ const LOOK_AFTER_SERVER: Duration = Duration::from_millis(10);
 type Loaded = Result<(Parts, EngineHandle, Option<Sha256>), LoadError>;
 
 fn main() -> ExitCode {
+    if let Err(error) = report::outlive_size_limits() {
+        report::error(format!("cannot watch for signals: {error}"));
+        return ExitCode::FAILURE;
+    }
     // First of all: from here on a signal is an order, not the end.
     let signals = match Signals::new([SIGTERM, SIGINT, SIGHUP]) {
         Ok(signals) => signals,

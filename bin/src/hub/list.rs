@@ -9,13 +9,14 @@ use super::Tell;
 use super::error::HubError;
 use super::http::{Client, Fault, escape, quote};
 use super::reference::Reference;
+use crate::report;
 
 /// Largest answer, most pages and most files of a listing.
 const PAGE_BYTES_MAX: u64 = 32 << 20;
 const PAGES_MAX: usize = 200;
 const FILES_MAX: usize = 100_000;
 /// Longest path, and longest name in it.
-const PATH_MAX: usize = 1024;
+pub const PATH_MAX: usize = 1024;
 const NAME_MAX: usize = 255;
 
 /// A commit and its files.
@@ -38,7 +39,7 @@ pub struct Entry {
     pub digest: BlobId,
 }
 
-/// A path that stays inside the repository: names parted by `/`, none of them `.` or `..`, no control characters, no `\`.
+/// A path that stays inside the repository: names parted by `/`, none of them `.` or `..`, no character that hides, no `\`.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct RepoPath(String);
 
@@ -48,7 +49,7 @@ impl RepoPath {
         let name = |name: &str| {
             !matches!(name, "" | "." | "..")
                 && name.len() <= NAME_MAX
-                && !name.chars().any(|c| c.is_control() || c == '\\')
+                && !name.chars().any(|c| report::is_hidden(c) || c == '\\')
         };
         (text.len() <= PATH_MAX && text.split('/').all(name)).then(|| Self(text.to_owned()))
     }
@@ -197,6 +198,7 @@ mod tests {
             "a\\..\\b",
             "a\nb",
             "\u{1b}[2J",
+            "m\u{202e}\u{200b}-Q8_0.gguf",
         ] {
             assert!(RepoPath::parse(bad).is_none(), "{bad:?}");
         }

@@ -10,6 +10,7 @@ use std::io::{self, BufWriter, ErrorKind};
 use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
+use engine_io::digest::Sha256;
 use engine_io::plain;
 use rustix::fs::{CWD, OFlags, RenameFlags, renameat_with, statvfs};
 use rustix::io::Errno;
@@ -22,6 +23,9 @@ const BUFFER: usize = 1 << 20;
 const PARTIAL: &str = ".engine-pack-partial";
 /// Ending of the name of what it is made of.
 const HEAD: &str = ".engine-pack-head";
+
+/// Longest name of a file, on every file system that models lie on.
+const NAME_MAX: usize = 255;
 
 /// What is written, until it is finished; dropped before that, it leaves nothing.
 #[derive(Debug)]
@@ -195,7 +199,11 @@ fn beside(target: &Path, kind: &str) -> Result<PathBuf, PackError> {
         PackError::Usage(format!("--out {}: has no last name that could be created", target.display()))
     })?;
     let mut partial = OsString::from(".");
-    partial.push(name);
+    // The name may be as long as the file system allows, and this one is longer: then a digest stands for it.
+    match name.len() + kind.len() < NAME_MAX {
+        true => partial.push(name),
+        false => partial.push(&Sha256::of(name.as_encoded_bytes()).to_string()),
+    }
     partial.push(kind);
     Ok(parent(target).join(partial))
 }
