@@ -20,12 +20,11 @@ use std::path::{Path, PathBuf};
 use engine_io::plain;
 
 use super::error::HubError;
-use super::list::{BlobId, RepoPath, is_commit};
+use super::list::{BlobId, PATH_MAX, RepoPath, is_commit};
 use super::reference::Reference;
 use super::settings::Settings;
 
-/// Folders in folders, and files, that are looked at in a snapshot.
-const DEPTH_MAX: usize = 16;
+/// Files that are looked at in a snapshot.
 const FILES_MAX: usize = 100_000;
 /// A reference is a commit and maybe a line's end.
 const REF_BYTES_MAX: u64 = 64;
@@ -86,6 +85,26 @@ impl Repo {
         Some(text.trim().to_owned()).filter(|commit| is_commit(commit))
     }
 
+    /// Why a revision could not be noted: one that the cache knows is a folder of it, or the other way round, which git
+    /// does not allow at one time and a hub may have had one after the other.
+    ///
+    /// # Errors
+    /// [`HubError::Refused`].
+    pub fn can_note(&self, revision: &str) -> Result<(), HubError> {
+        let refs = self.dir.join("refs");
+        let path = refs.join(revision);
+        let above = path.ancestors().skip(1).take_while(|p| *p != refs).find(|p| p.is_file());
+        let in_the_way = if path.is_dir() { Some(path.as_path()) } else { above };
+        match in_the_way.filter(|_| !is_commit(revision)) {
+            None => Ok(()),
+            Some(other) => Err(HubError::Refused(format!(
+                "{}: an earlier revision has this name, so {revision} cannot be noted in the cache; remove it, or ask \
+                 for a commit",
+                other.display()
+            ))),
+        }
+    }
+
     /// Notes what a revision is now.
     ///
     /// # Errors
@@ -107,7 +126,7 @@ impl Repo {
     /// Names of the files of a snapshot whose bytes are there.
     pub fn snapshot_files(&self, commit: &str) -> Vec<String> {
         let mut found = Vec::new();
-        walk(&self.snapshot(commit), "", 0, &mut found);
+        walk(&self.snapshot(commit), "", &mut found);
         found.sort();
         found
     }
@@ -177,14 +196,15 @@ fn create_parent(path: &Path) -> Result<(), HubError> {
     fs::create_dir_all(parent).map_err(HubError::io(parent, "create"))
 }
 
-fn walk(dir: &Path, prefix: &str, depth: usize, found: &mut Vec<String>) {
+/// As deep as a path may be that was fetched. Folders are never links in a snapshot: one could lead into itself.
+fn walk(dir: &Path, prefix: &str, found: &mut Vec<String>) {
     let entries = fs::read_dir(dir).into_iter().flatten().flatten();
     for entry in entries.take(FILES_MAX) {
         // What has no name in UTF-8, or none of a repository, is nobody's model.
         let Some(name) = entry.file_name().to_str().map(|n| format!("{prefix}{n}")) else { continue };
         let Ok(meta) = fs::metadata(entry.path()) else { continue };
-        if meta.is_dir() && depth < DEPTH_MAX {
-            walk(&entry.path(), &format!("{name}/"), depth + 1, found);
+        if entry.file_type().is_ok_and(|kind| kind.is_dir()) && name.len() < PATH_MAX {
+            walk(&entry.path(), &format!("{name}/"), found);
         } else if meta.is_file() && found.len() < FILES_MAX && RepoPath::parse(&name).is_some() {
             found.push(name);
         }

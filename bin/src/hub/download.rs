@@ -3,10 +3,11 @@
 
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, Read as _, Seek as _, SeekFrom, Write as _};
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
 use engine_io::plain;
-use rustix::fs::statvfs;
+use rustix::fs::{OFlags, statvfs};
 use sha2::Digest as _;
 use ureq::http::{HeaderMap, StatusCode};
 
@@ -44,9 +45,15 @@ impl Downloads<'_> {
     /// [`HubError`].
     pub fn all(&self, entries: &[&Entry], verify: bool) -> Result<Vec<FetchedFile>, HubError> {
         let mut there = Vec::with_capacity(entries.len());
+        let mut bytes = 0;
         for entry in entries {
-            there.push(self.is_there(entry, verify)?);
+            bytes += length(&self.repo.blob(&entry.digest))?.filter(|found| *found == entry.size).unwrap_or(0);
         }
+        let progress = Progress::bytes("checking", bytes, !self.tell.progress || !verify || bytes == 0);
+        for entry in entries {
+            there.push(self.is_there(entry, verify, &progress)?);
+        }
+        drop(progress);
         let missing: Vec<&Entry> = entries.iter().zip(&there).filter(|(_, there)| !**there).map(|(e, _)| *e).collect();
         self.space(&missing)?;
         let total = missing.iter().map(|e| e.size).sum();
@@ -61,11 +68,13 @@ impl Downloads<'_> {
     }
 
     /// Whether a blob is there as listed. One that is not is taken out of the way.
-    fn is_there(&self, entry: &Entry, verify: bool) -> Result<bool, HubError> {
+    fn is_there(&self, entry: &Entry, verify: bool, progress: &Progress) -> Result<bool, HubError> {
         let path = self.repo.blob(&entry.digest);
         match length(&path)? {
             None => Ok(false),
-            Some(bytes) if bytes == entry.size && (!verify || digest_of(&path, entry)? == entry.digest) => Ok(true),
+            Some(bytes) if bytes == entry.size && (!verify || digest_of(&path, entry, progress)? == entry.digest) => {
+                Ok(true)
+            }
             Some(_) => {
                 (self.tell.note)(&format!("{}: not the bytes that are listed, so it is fetched again", path.display()));
                 fs::remove_file(&path).map_err(HubError::io(&path, "remove"))?;
@@ -109,7 +118,12 @@ impl Downloads<'_> {
             best = best.max(partial.len);
             advanced
         };
-        self.client.persist(&mut partial, self.tell.note, advanced, |partial| self.attempt(entry, partial))?;
+        let brought =
+            self.client.persist(&mut partial, self.tell.note, advanced, |partial| self.attempt(entry, partial));
+        brought.map_err(|error| match error {
+            HubError::Network { what, tries, .. } => HubError::Network { what, tries, kept: partial.len },
+            other => other,
+        })?;
         // The name says that the bytes are right, so they are on the disk before they have it.
         partial.file.sync_all().map_err(HubError::io(&incomplete, "sync"))?;
         fs::rename(&incomplete, &path).map_err(HubError::io(&path, "rename the finished download to"))?;
@@ -199,7 +213,12 @@ struct Partial<'a> {
 impl<'a> Partial<'a> {
     /// Reads what an earlier run left.
     fn open(path: &Path, entry: &'a Entry, progress: &'a Progress) -> Result<Self, HubError> {
-        let file = File::options().read(true).write(true).create(true).truncate(false).open(path);
+        // A link would be written through, to wherever it leads.
+        if path.is_symlink() {
+            return Err(HubError::io(path, "go on with")(io::Error::other("a link, which no run left; remove it")));
+        }
+        let flags = OFlags::NOFOLLOW.bits().cast_signed();
+        let file = File::options().read(true).write(true).create(true).truncate(false).custom_flags(flags).open(path);
         let mut file = file.map_err(HubError::io(path, "open"))?;
         let mut hasher = Hasher::new(entry);
         let stat = file.metadata().map_err(HubError::io(path, "examine"))?;
@@ -278,14 +297,17 @@ impl Hasher {
     }
 }
 
-fn digest_of(path: &Path, entry: &Entry) -> Result<BlobId, HubError> {
+fn digest_of(path: &Path, entry: &Entry, progress: &Progress) -> Result<BlobId, HubError> {
     let mut hasher = Hasher::new(entry);
     let (mut file, _) = plain::open(path).map_err(|error| HubError::Refused(error.to_string()))?;
     let mut buffer = vec![0; CHUNK];
     loop {
         match file.read(&mut buffer) {
             Ok(0) => return Ok(hasher.finish()),
-            Ok(read) => hasher.update(&buffer[..read]),
+            Ok(read) => {
+                hasher.update(&buffer[..read]);
+                progress.add(read as u64);
+            }
             Err(error) if error.kind() == ErrorKind::Interrupted => {}
             Err(error) => return Err(HubError::io(path, "read")(error)),
         }

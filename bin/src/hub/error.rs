@@ -35,12 +35,14 @@ pub enum HubError {
         why: String,
     },
     /// No answer, or none that could be used, after all tries.
-    #[error("{what}, {tries} times; what has arrived is kept, so run it again to go on")]
+    #[error("{what}, {tries} times; {}", again(*kept))]
     Network {
         /// Where, and what happened last.
         what: String,
         /// How often it was tried.
         tries: u32,
+        /// Bytes of the file that lie in the cache, to be gone on from.
+        kept: u64,
     },
     /// Bytes that are not those of the listing.
     #[error("{url}: {found} after the download, expected {expected} as listed; nothing of it was kept")]
@@ -74,6 +76,13 @@ pub enum HubError {
         /// The system's reason.
         source: io::Error,
     },
+}
+
+fn again(kept: u64) -> String {
+    match kept {
+        0 => "run it again".to_owned(),
+        kept => format!("{kept} bytes have arrived and are kept, so run it again to go on"),
+    }
 }
 
 impl HubError {

@@ -4,9 +4,9 @@
 //! encrypted request is never continued in the clear. Addresses that servers hand out are signed, so messages name the
 //! one that was asked first.
 
-use std::io::Read as _;
+use std::io::{ErrorKind, Read as _};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde::de::DeserializeOwned;
 use ureq::http::{HeaderMap, Response, StatusCode, Uri, header};
@@ -18,6 +18,8 @@ use super::settings::{Patience, Settings};
 
 /// Hosts that a request may be sent on to.
 const REDIRECTS_MAX: usize = 10;
+/// A listing may take so many times the longest silence.
+const ANSWER_STALLS: u32 = 4;
 /// Longest text of a server that is repeated in a message.
 const QUOTE_MAX: usize = 200;
 
@@ -134,8 +136,22 @@ impl Client {
         let answer = self.get(url, 0)?;
         let next = text(answer.headers(), "link").and_then(|link| next_page(&link));
         let mut bytes = Vec::new();
-        let read = answer.into_body().into_reader().take(most + 1).read_to_end(&mut bytes);
-        read.map_err(|error| Fault::again(format!("{url}: the answer broke off: {error}")))?;
+        let mut body = answer.into_body().into_reader().take(most + 1);
+        // A server that says a byte now and then is never silent, and never done.
+        let (began, longest) = (Instant::now(), self.patience.stall.saturating_mul(ANSWER_STALLS));
+        let mut piece = vec![0; 64 << 10];
+        loop {
+            match body.read(&mut piece) {
+                Ok(0) => break,
+                Ok(read) => bytes.extend_from_slice(&piece[..read]),
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => return Err(Fault::again(format!("{url}: the answer broke off: {error}"))),
+            }
+            if began.elapsed() > longest {
+                let (bytes, seconds) = (bytes.len(), longest.as_secs_f64());
+                return Err(Fault::again(format!("{url}: {bytes} bytes of an answer in {seconds:.1} s, and no end")));
+            }
+        }
         if bytes.len() as u64 > most {
             return Err(self.strange(url, &format!("answers more than {most} bytes")));
         }
@@ -171,7 +187,7 @@ impl Client {
             };
             failed = if advanced(state) { 1 } else { failed + 1 };
             if failed >= tries {
-                return Err(HubError::Network { what, tries });
+                return Err(HubError::Network { what, tries, kept: 0 });
             }
             let doubled = first_wait.saturating_mul(1 << (failed - 1).min(16));
             let wait = after.unwrap_or(doubled).max(first_wait).min(longest_wait);
@@ -256,7 +272,7 @@ fn next_page(link: &str) -> Option<String> {
 fn transport(url: &str, error: ureq::Error) -> Fault {
     match error {
         ureq::Error::Tls(_) | ureq::Error::Rustls(_) | ureq::Error::InvalidProxyUrl => {
-            Fault::Final(HubError::Network { what: format!("{url}: {error}"), tries: 1 })
+            Fault::Final(HubError::Network { what: format!("{url}: {error}"), tries: 1, kept: 0 })
         }
         error => Fault::again(format!("{url}: {error}")),
     }

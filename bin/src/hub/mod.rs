@@ -110,7 +110,7 @@ pub fn resolve(
         Ok(cached) => {
             // The same commit, so that asking does not make the model newer behind the back of who serves it.
             let pinned = Reference { revision: cached.fetched.commit.clone(), ..reference.clone() };
-            match fetch(&pinned, wanted, settings, tell) {
+            match bring(&pinned, wanted, settings, tell, false) {
                 Ok(fetched) => Ok(Fetched { revision: reference.revision.clone(), ..fetched }),
                 Err(HubError::Network { what, .. }) => {
                     let file = &cached.fetched.files[0].name;
@@ -120,21 +120,35 @@ pub fn resolve(
                 Err(error) => Err(error),
             }
         }
-        Err(_) => fetch(reference, wanted, settings, tell),
+        Err(_) => bring(reference, wanted, settings, tell, false),
     }
 }
 
-/// Asks the hub what the revision is now, and brings what the cache lacks of it. With `HF_HUB_OFFLINE` it only looks.
+/// Asks the hub what the revision is now, and brings what the cache lacks of it; the digest of what it has is checked too,
+/// and what is damaged is fetched again. With `HF_HUB_OFFLINE` it only looks.
 ///
 /// # Errors
 /// [`HubError`].
 pub fn fetch(reference: &Reference, wanted: Wanted, settings: &Settings, tell: Tell<'_>) -> Result<Fetched, HubError> {
+    bring(reference, wanted, settings, tell, true)
+}
+
+/// As [`fetch`]; without `verify` the bytes of a model that are there already are taken as they are, since whoever starts
+/// a server does not want 90 GB read first.
+fn bring(
+    reference: &Reference,
+    wanted: Wanted,
+    settings: &Settings,
+    tell: Tell<'_>,
+    verify: bool,
+) -> Result<Fetched, HubError> {
     let repo = Repo::new(settings, reference);
     if settings.offline {
         let cached = cached(&repo, reference, wanted, tell);
         return cached.map(|c| c.fetched).map_err(|why| offline(reference, &repo, why));
     }
     let client = Client::new(settings, reference);
+    repo.can_note(&reference.revision)?;
     let listing = list::list(&client, reference, tell)?;
     let names: Vec<&str> = listing.entries.iter().map(|e| e.path.as_str()).collect();
     let refused = |why: String| HubError::Refused(format!("{reference}: {why}"));
@@ -146,7 +160,7 @@ pub fn fetch(reference: &Reference, wanted: Wanted, settings: &Settings, tell: T
     let files = match &choice.chosen {
         Chosen::Gguf(files) => {
             let entries: Vec<&Entry> = files.iter().chain(&choice.mtp).map(|&i| &listing.entries[i]).collect();
-            downloads.all(&entries, false)?
+            downloads.all(&entries, verify)?
         }
         Chosen::Package(manifest) => package(&downloads, &listing, *manifest, refused)?,
     };

@@ -314,3 +314,90 @@ fn a_renamed_repository_is_followed_on_its_own_host() {
     assert!(found.model.starts_with(asker.settings.cache.join("models--old--name/snapshots").join(COMMIT)));
     assert!(hub.log().iter().all(|r| r.auth.is_some() != r.at_store));
 }
+
+/// Damage of the disk, or of a hand: `fetch` reads what is there, says so, and brings it again.
+#[test]
+fn a_damaged_blob_is_fetched_again() {
+    let hub = Hub::new(one());
+    let asker = Asker::of(&hub);
+    let path = asker.fetch(NAME).unwrap().model;
+    let mut damaged = bytes(5000, 1);
+    damaged[1000] ^= 1;
+    fs::write(&path, &damaged).unwrap();
+    let found = asker.fetch(NAME).unwrap();
+    assert!(!found.files[0].cached && asker.notes.borrow().iter().any(|n| n.contains("is fetched again")));
+    assert_eq!(fs::read(&found.model).unwrap(), bytes(5000, 1));
+    assert!(asker.fetch(NAME).unwrap().files[0].cached);
+    asker.is_sound();
+}
+
+/// As deep as a listing may name a file, it is found again.
+#[test]
+fn a_model_deep_in_folders_is_found_again() {
+    for depth in [16, 17, 400] {
+        let hub = Hub::new(vec![file(&format!("{}m-Q8_0.gguf", "a/".repeat(depth)), bytes(100, 1), true)]);
+        let mut asker = Asker::of(&hub);
+        let fetched = asker.fetch(NAME).unwrap();
+        asker.settings.offline = true;
+        assert_eq!(asker.fetch(NAME).unwrap().model, fetched.model, "{depth}");
+    }
+}
+
+/// A revision that is a folder of another one is refused before anything is fetched, with what to remove.
+#[test]
+fn revisions_that_stand_in_each_others_way_are_named() {
+    for (first, second, there) in [("a/b", "a", "refs/a"), ("a", "a/b", "refs/a")] {
+        let hub = Hub::new(one());
+        let asker = Asker::of(&hub);
+        asker.fetch(&format!("hf:o/m@{first}:Q8_0")).unwrap();
+        let before = hub.log().len();
+        let error = asker.fetch(&format!("hf:o/m@{second}:Q8_0")).unwrap_err();
+        let text = error.to_string();
+        assert!(error.code() == 3 && text.contains(there) && text.contains("remove it"), "{text}");
+        assert_eq!(hub.log().len(), before);
+    }
+}
+
+#[test]
+fn a_download_that_is_a_link_is_not_written_through() {
+    let hub = Hub::new(one());
+    let asker = Asker::of(&hub);
+    let outside = tempfile::NamedTempFile::new().unwrap();
+    fs::write(outside.path(), b"precious").unwrap();
+    let blobs = asker.repo().join("blobs");
+    fs::create_dir_all(&blobs).unwrap();
+    let incomplete = blobs.join(format!("{}.incomplete", blob(&bytes(5000, 1), true)));
+    std::os::unix::fs::symlink(outside.path(), incomplete).unwrap();
+    let text = asker.fetch(NAME).unwrap_err().to_string();
+    assert!(text.contains("a link") && text.contains("remove it"), "{text}");
+    assert_eq!(fs::read(outside.path()).unwrap(), b"precious");
+}
+
+/// What is said to be kept is there, and where nothing is, nothing is said to be.
+#[test]
+fn what_is_said_to_be_kept_is_there() {
+    for (status, kept) in [("416 Range Not Satisfiable", None), ("500 Oops", Some("1000 bytes have arrived"))] {
+        let hub = Hub::with(one(), move |request, before| {
+            let whole = ranged(&bytes(5000, 1), request.range);
+            let first = Reply::Bytes(whole[..whole.len() - 4000].to_vec());
+            request.at_store.then(|| if before == 0 { first } else { Reply::Bytes(answer(status, "", b"")) })
+        });
+        let text = Asker::of(&hub).fetch(NAME).unwrap_err().to_string();
+        assert_eq!(text.contains("kept"), kept.is_some(), "{text}");
+        assert!(kept.is_none_or(|kept| text.contains(kept)), "{text}");
+    }
+}
+
+/// A listing that drips is as good as a silent one.
+#[test]
+fn a_listing_that_never_ends_is_given_up() {
+    let hub = Hub::with(one(), |request, _| {
+        let drip = || Reply::Paced(answer("200 OK", "", &[b' '; 4000]), 40, Duration::from_millis(100));
+        request.path.contains("/tree/").then(drip)
+    });
+    let mut asker = Asker::of(&hub);
+    (asker.settings.patience.stall, asker.settings.patience.tries) = (Duration::from_millis(500), 2);
+    let error = asker.fetch(NAME).unwrap_err();
+    assert!(error.code() == 1 && error.to_string().contains("and no end"), "{error}");
+    assert!(asker.notes.borrow()[0].contains("another try"));
+}
