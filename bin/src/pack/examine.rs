@@ -168,6 +168,19 @@ pub fn reachable(package: &Package, needs: &Needs, last: &Range<u32>) -> Vec<Iss
     issues
 }
 
+/// What a package's record says that its artifacts, its model or itself contradict; empty for what is no package, or has
+/// no record.
+///
+/// # Errors
+/// Metadata that cannot be read.
+pub fn record_issues(model: &ModelFile) -> Result<Vec<Issue>, ModelError> {
+    let mut found = Found::default();
+    if let Some(package) = model.package() {
+        provenance(model, &package.manifest, needs(model)?.head, true, &mut found);
+    }
+    Ok(found.issues)
+}
+
 /// The record of the package, if there is one, without reading a tensor.
 fn provenance(model: &ModelFile, manifest: &Manifest, head: Option<u32>, drafting: bool, found: &mut Found) {
     let Some(value) = &manifest.provenance else { return };

@@ -108,6 +108,9 @@ pub fn materialize(flags: &MaterializeFlags) -> Result<Report, PackError> {
         return Err(refused("is no layer package; give the folder that holds model-package.json".to_owned()));
     }
     let model = ModelFile::open(&flags.package, OpenOptions::default())?;
+    if let Some(issue) = examine::record_issues(&model)?.first() {
+        return Err(refused(format!("its provenance does not fit it: {issue}")));
+    }
     let needs = examine::needs(&model)?;
     let ranges = stages::ranges(model.tensors(), &needs, count, flags.stage_split).ok_or_else(|| {
         let trunk = needs.trunk();

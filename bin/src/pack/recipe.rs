@@ -174,9 +174,13 @@ impl Measured<'_> {
 fn choose(arms: &[Arm], head: bool) -> Result<Recipe, String> {
     let measured = arms.iter().filter_map(|arm| Some(Measured { strategy: arm.strategy?, arm }));
     let arms: Vec<Measured<'_>> = measured.collect();
-    if let Some(bad) = arms.iter().find(|arm| !arm.speed().is_finite() || arm.speed() <= 0.0) {
+    // No machine is slower or faster; what is said of a ratio stays a number.
+    let speeds = 1e-6..=1e9;
+    if let Some(bad) = arms.iter().find(|arm| !speeds.contains(&arm.speed())) {
         let (name, speed) = (bad.strategy.name(), bad.speed());
-        return Err(format!("an arm of {name} has a median of {speed} tok/s, expected a number above 0"));
+        return Err(format!(
+            "an arm of {name} has a median of {speed:e} tok/s, expected a number above 0, from 1e-6 to 1e9"
+        ));
     }
     if let Some(arm) = arms.iter().find(|arm| arm.strategy.uses_mtp() && !head) {
         let name = arm.strategy.name();

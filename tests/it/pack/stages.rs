@@ -281,3 +281,23 @@ fn the_mtp_block_is_counted_apart() {
     let (_, text, _) = engine_pack(&line);
     assert!(text.contains("blocks 2 to 3 and the MTP block (blk.4)"), "{text}");
 }
+
+/// What verify and preflight refuse a record for, materialize and doctor do too.
+#[test]
+fn a_record_that_contradicts_its_artifacts_is_no_secret() {
+    let packed = Packed::tiny();
+    let mut manifest = packed.manifest();
+    let steps = manifest["provenance"]["steps"].as_array_mut().unwrap();
+    let output = &mut steps.last_mut().unwrap()["outputs"][0];
+    output["byte_size"] = (output["byte_size"].as_u64().unwrap() + 1).into();
+    packed.set_manifest(&manifest);
+    let (dir, out) = (packed.dir.to_str().unwrap(), packed.folder.path().join("stage"));
+    let lines: [&[&str]; 3] =
+        [&["materialize", dir, "--stage", "0/1", "--out", out.to_str().unwrap()], &["doctor", dir], &["verify", dir]];
+    for line in lines {
+        let (code, text, error) = engine_pack(line);
+        assert_eq!(code, Some(3), "{line:?}: {text}{error}");
+        assert!(format!("{text}{error}").contains("wrote another file, or none, under this path"), "{text}{error}");
+    }
+    assert!(!out.exists());
+}

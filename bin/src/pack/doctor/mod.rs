@@ -21,6 +21,7 @@ use engine_io::{ModelFile, OpenOptions, plain};
 use serde::Serialize;
 
 use super::error;
+use super::examine;
 use super::share::StageShare;
 use crate::report::chain;
 
@@ -231,6 +232,12 @@ fn examine(file: &ModelFile, report: &mut Report) {
     report.arrays = arrays(file.meta(), &config);
     report.warnings.extend(warnings(file, &config));
     report.provenance = record(file, &config);
+    match examine::record_issues(file) {
+        Ok(issues) => {
+            report.faults.extend(issues.iter().map(|issue| format!("its provenance does not fit it: {issue}")))
+        }
+        Err(error) => report.faults.push(chain(&error)),
+    }
 
     let held = match stage::held(file) {
         Ok(held) => held,

@@ -68,6 +68,8 @@ fn results_that_decide_nothing_are_refused() {
         (vec![plain("off", 10.0), other], true, "no arm that drafts has the output of off"),
         (vec![plain("off", 10.0), plain("mtp", 12.0)], false, "no MTP block"),
         (vec![plain("off", 10.0), plain("mtp", 0.0)], true, "median of 0"),
+        (vec![plain("off", 10.0), plain("mtp", 1e308)], true, "median of 1e308"),
+        (vec![plain("off", 1e-300), plain("mtp", 1.0)], true, "median of 1e-300"),
         (vec![plain("off", 10.0), plain("fast", 12.0)], true, "is no result of schema slipstream-bench/1"),
         (with(serde_json::json!({"mtp_tokens": 16})), true, "mtp_tokens at most 15"),
         (with(serde_json::json!({"window": {"max": 64}})), true, "window.max at most 63"),
