@@ -202,7 +202,7 @@ fn beside(target: &Path, kind: &str) -> Result<PathBuf, PackError> {
     // The name may be as long as the file system allows, and this one is longer: then a digest stands for it.
     match name.len() + kind.len() < NAME_MAX {
         true => partial.push(name),
-        false => partial.push(&Sha256::of(name.as_encoded_bytes()).to_string()),
+        false => partial.push(Sha256::of(name.as_encoded_bytes()).to_string()),
     }
     partial.push(kind);
     Ok(parent(target).join(partial))
