@@ -83,7 +83,7 @@ fn a_shape_that_is_not_of_this_model_is_refused() {
             let far = [1 << 20, 1 << 39, usize::MAX];
             // A hidden row may be narrower than the border.
             let near = if i == 3 { vec![0, agreed.border_width + 1] } else { vec![n + 1, n.wrapping_sub(1), n ^ 7] };
-            for other in far.into_iter().chain(near) {
+            for other in far.into_iter().chain(near).filter(|&other| other != n) {
                 *field(&mut shape) = other;
                 let taken = whole_shape(first.shape(), &shape, &agreed);
                 assert!(taken.is_err(), "{}: field {i} is {n}, and {other} was taken", subject.name);

@@ -212,7 +212,7 @@ pub fn doctor(flags: &DoctorFlags) -> Report {
 pub fn code(report: &Report) -> u8 {
     let no_mtp = report.require_mtp && report.mtp != "yes";
     let no_head = report.head.as_ref().is_some_and(|head| !head.reasons.is_empty());
-    if report.loads && !no_mtp && !no_head { 0 } else { error::REFUSED }
+    if report.loads && report.faults.is_empty() && !no_mtp && !no_head { 0 } else { error::REFUSED }
 }
 
 fn examine(file: &ModelFile, report: &mut Report) {
