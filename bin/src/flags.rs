@@ -11,19 +11,21 @@ use engine::exec::{Activation, ExecOptions, Isa, KvType};
 use engine::limits::{
     Limits, MTP_TOKENS_MAX, PAGE_TOKENS, STEP_ROWS_MAX, SUFFIX_MAX_DEFAULT, SUFFIX_MIN_DEFAULT, WINDOW_MAX,
 };
-use engine::model::load::{LoadOptions, Repack};
+use engine::model::load::{LoadOptions, Planned, Repack};
 use engine::model::stage::StageChoice;
 use engine::schedule::Schedule;
 use engine_io::{OpenOptions, Package};
 
 use crate::bench::options::{ConventionFlags, KvFlag, RepackFlag, THREADS_MAX, within};
-use crate::memory::SizeFlag;
+use crate::memory::{SizeFlag, checkpoints};
 use crate::menu::{self, BUILT_IN, Given, Menu};
 use crate::serve::{Bounds, limits};
 use crate::stage::flags::LinkFlags;
 
 /// Context of a request where neither flag nor model asks for less.
 const CONTEXT_DEFAULT: usize = 8192;
+/// Saved states that can be asked for.
+pub const CHECKPOINTS_MAX: usize = 1 << 16;
 /// Time in the queue, and the longest that may be asked for: a day.
 const QUEUE_SECONDS_DEFAULT: usize = limits::QUEUE_TIME.as_secs() as usize;
 const QUEUE_SECONDS_MAX: usize = 86_400;
@@ -108,6 +110,13 @@ pub struct SizeFlags {
     /// Most prompt tokens of one request in one pass [also: -ub, --ubatch-size]
     #[arg(long, alias = "ubatch-size", value_name = "N", default_value_t = STEP_ROWS_MAX, value_parser = within(1, STEP_ROWS_MAX))]
     pub prefill_chunk: usize,
+    /// Keep nothing of one request for the next that begins alike [also: --no-cache-prompt]
+    #[arg(long, alias = "no-cache-prompt")]
+    pub no_prefix_cache: bool,
+    /// Saved states that the prefix cache of a model with a recurrent state or an MTP block may hold [default: as many as
+    /// take a quarter of the KV cache's memory; twice --parallel for each stage of a split model]
+    #[arg(long, value_name = "N", value_parser = within(0, CHECKPOINTS_MAX))]
+    pub ctx_checkpoints: Option<usize>,
     /// Multiply float activations instead of quantised ones.
     #[arg(long)]
     pub exact_activations: bool,
@@ -229,12 +238,21 @@ impl SizeFlags {
         .max(2)
     }
 
-    /// Engine limits for a context, and for the windows of a package.
-    pub fn limits(&self, context: usize, package: Option<&Package>) -> Limits {
+    /// Engine limits for a model that is planned, and for the windows of its package.
+    pub fn limits(&self, planned: &Planned, package: Option<&Package>) -> Limits {
+        let limits = self.basic_limits(self.context(planned.config.context_train), package);
+        let fit = || checkpoints(planned, &limits, &self.exec_options());
+        let checkpoints = self.ctx_checkpoints.filter(|_| limits.prefix_cache).unwrap_or_else(fit);
+        Limits { checkpoints, ..limits }
+    }
+
+    /// What of them does not depend on the model.
+    pub fn basic_limits(&self, context: usize, package: Option<&Package>) -> Limits {
         let menu = package.and_then(|package| menu::of_package(&package.manifest));
         let packaged = menu.map_or(BUILT_IN.window_max, |(menu, _)| menu.window_max());
         let window_max = self.window_max.unwrap_or(usize::from(packaged));
-        Limits { prefill_chunk: self.prefill_chunk, window_max, ..Limits::new(self.parallel, context) }
+        let prefix_cache = !self.no_prefix_cache;
+        Limits { prefill_chunk: self.prefill_chunk, window_max, prefix_cache, ..Limits::new(self.parallel, context) }
     }
 
     /// Values that no model can meet.
@@ -455,7 +473,7 @@ mod tests {
         assert_eq!(args.speculation_for(&menu, false).unwrap().strategy, Strategy::NgramSuffix);
         let size = &args.low.size;
         assert_eq!((size.context(4096), size.context(1 << 20)), (4096, 8192));
-        size.limits(4096, None).check().unwrap();
+        size.basic_limits(4096, None).check().unwrap();
         assert!(size.exec_options().threads >= 1);
         assert_eq!(args.low.memory_limit, None);
     }

@@ -11,6 +11,7 @@ use engine::tick::Thread;
 use engine_io::ModelFile;
 use engine_io::text::{TemplateLimits, Tokenizer};
 
+use crate::flags::CHECKPOINTS_MAX;
 use crate::serve::{self, Bounds, limits};
 use crate::stage::conn::READ_BYTES;
 use crate::stage::door::GUESTS_MAX;
@@ -48,6 +49,18 @@ pub struct Setting {
     pub bounds: Bounds,
     /// Whether requests are recorded.
     pub record: bool,
+    /// Checkpoints that were asked for; `None`: as [`checkpoints`] says.
+    pub checkpoints: Option<usize>,
+}
+
+/// Checkpoints of a prefix cache where no flag says how many: a quarter of the KV cache's bytes; for a stage twice as many
+/// as there are requests, as both stages hold as many whatever blocks they have.
+pub fn checkpoints(planned: &Planned, limits: &Limits, options: &ExecOptions) -> usize {
+    match (limits.prefix_cache, planned.plan.stage.is_whole()) {
+        (false, _) => 0,
+        (true, true) => Memory::checkpoints(&planned.plan, limits, options).min(CHECKPOINTS_MAX),
+        (true, false) => 2 * limits.slots,
+    }
 }
 
 /// Everything a server of `subject` holds.
@@ -61,7 +74,7 @@ pub fn plan(subject: &Subject<'_>, setting: &Setting) -> Result<Memory, LimitsEr
 /// The same; `mapped` as if all files were mapped.
 fn plan_as(subject: &Subject<'_>, setting: &Setting, mapped: bool) -> Result<Memory, LimitsError> {
     let Subject { file, built_in, draft, planned, tokenizer } = *subject;
-    let Setting { repack, ref limits, ref options, ref bounds, record } = *setting;
+    let Setting { repack, ref limits, ref options, ref bounds, record, .. } = *setting;
     let size = |name, file: &ModelFile, draft: bool, in_program: bool| FileSize {
         name,
         draft,
@@ -165,7 +178,13 @@ pub fn read_in_place(memory: &Memory) -> usize {
 /// What would make `setting` fit into `most` bytes of memory, the least painful first: what each flag alone would have
 /// to be, and, where none is enough alone, which of them together. `planned` is what `setting` takes now.
 pub fn advice(subject: &Subject<'_>, setting: &Setting, planned: &Memory, most: usize) -> Vec<String> {
-    let needs = |setting: &Setting, mapped| plan_as(subject, setting, mapped).map_or(usize::MAX, |m| m.peak());
+    let needs = |setting: &Setting, mapped| {
+        let mut setting = setting.clone();
+        if setting.checkpoints.is_none() {
+            setting.limits.checkpoints = checkpoints(subject.planned, &setting.limits, &setting.options);
+        }
+        plan_as(subject, &setting, mapped).map_or(usize::MAX, |m| m.peak())
+    };
     let resized =
         |from: &Setting, slots, context| Setting { limits: from.limits.resized(slots, context), ..from.clone() };
     let Limits { slots, context, .. } = setting.limits;
@@ -185,6 +204,12 @@ pub fn advice(subject: &Subject<'_>, setting: &Setting, planned: &Memory, most: 
     if setting.repack != Repack::Off && offer("--repack off", needs(&without_copies, false)) {
         lowered.repack = Repack::Off;
         flags.push("--repack off".to_owned());
+    }
+    let mut forgetful = setting.clone();
+    (forgetful.limits.prefix_cache, forgetful.limits.checkpoints, forgetful.checkpoints) = (false, 0, Some(0));
+    if setting.limits.prefix_cache && offer("--no-prefix-cache", needs(&forgetful, false)) {
+        (lowered.limits, lowered.checkpoints) = (forgetful.limits, forgetful.checkpoints);
+        flags.push("--no-prefix-cache".to_owned());
     }
     let context_fit = largest(2, context, |n| needs(&resized(setting, slots, n), false) <= most).unwrap_or(2);
     let slots_fit = largest(1, slots, |n| needs(&resized(setting, n, context), false) <= most).unwrap_or(1);

@@ -52,6 +52,10 @@ impl<E: Executor> Executor for Watched<E> {
         }
     }
 
+    fn epoch(&mut self) -> u64 {
+        self.inner.epoch()
+    }
+
     fn checkpoint_bytes(&self, checkpoint: CheckpointId) -> Option<Vec<u8>> {
         self.inner.checkpoint_bytes(checkpoint)
     }

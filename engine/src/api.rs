@@ -173,6 +173,11 @@ pub struct Submission {
     pub logprobs: Option<u32>,
     /// Show end and control tokens in the text.
     pub show_special: bool,
+    /// Namespace of the prefix cache that it reads and writes; `None`: it does neither.
+    pub cache: Option<u64>,
+    /// A choice before it with the same prompt and rules but for the choice index: where that has just computed the
+    /// prompt, this one goes on as a copy of it; it waits for that as long as it is under way.
+    pub sibling: Option<Ticket>,
 }
 
 /// Front end to engine.
@@ -386,6 +391,42 @@ pub struct TurnedDown {
     pub reason: &'static str,
 }
 
+/// Why more of a prompt had to be computed than its last token.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Miss {
+    /// The prefix cache was not asked.
+    Disabled,
+    /// The same tokens are known in another namespace.
+    Namespace,
+    /// Nothing that begins like it is known.
+    Cold,
+    /// It was known, and went to make room.
+    Evicted,
+    /// More of it is known than its state was saved for.
+    NoCheckpoint,
+    /// What is known goes on otherwise, or ends.
+    Diverged,
+}
+
+impl Miss {
+    /// All reasons.
+    pub const ALL: [Self; 6] =
+        [Self::Disabled, Self::Namespace, Self::Cold, Self::Evicted, Self::NoCheckpoint, Self::Diverged];
+
+    /// The name in answers and metrics.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Disabled => "disabled",
+            Self::Namespace => "namespace",
+            Self::Cold => "cold",
+            Self::Evicted => "evicted",
+            Self::NoCheckpoint => "no_checkpoint",
+            Self::Diverged => "diverged",
+        }
+    }
+}
+
 /// Everything counted for one choice. Source of the `timings` and `speculation` blocks; the identities hold (tested).
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Report {
@@ -393,6 +434,12 @@ pub struct Report {
     pub prompt_tokens: u64,
     /// Prompt tokens taken from the prefix cache.
     pub cached_tokens: u64,
+    /// Leading prompt tokens that the prefix cache knew, used or not.
+    pub cache_matched: u64,
+    /// Prompt tokens that the prefix cache learnt.
+    pub cache_written: u64,
+    /// Why not all of the prompt but its last token was taken from it; `None` where it was.
+    pub cache_miss: Option<Miss>,
     /// Committed completion tokens, end token included.
     pub completion_tokens: u64,
     /// Verify steps = windows + plain.

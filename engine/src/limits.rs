@@ -24,6 +24,13 @@ pub const SUFFIX_MIN_DEFAULT: usize = 3;
 pub const SUFFIX_MAX_DEFAULT: usize = 64;
 /// Default length of a suffix tail, before the window limit.
 pub const SUFFIX_TOKENS_DEFAULT: usize = 48;
+/// Positions between two checkpoints of a sequence, at most.
+pub const CHECKPOINT_TOKENS: usize = 512;
+/// Least positions between two checkpoints, where messages end.
+pub const CHECKPOINT_TOKENS_MIN: usize = 64;
+/// Tokens before a prompt's end at which a checkpoint stands: chat templates end a prompt with the start of an answer,
+/// which the next prompt may spell otherwise.
+pub const CHECKPOINT_TAIL: usize = 4;
 /// Newest candidates of a seed that a suffix search looks at.
 pub const SUFFIX_CANDIDATES: usize = 16;
 
@@ -54,6 +61,8 @@ pub struct Limits {
     pub events: usize,
     /// Checkpoints the Executor may hold.
     pub checkpoints: usize,
+    /// What was computed of a sequence is kept for others that begin with the same tokens.
+    pub prefix_cache: bool,
 }
 
 /// Why limits cannot be worked with.
@@ -116,6 +125,7 @@ impl Limits {
             waiting: WAITING_MAX,
             events: 4096,
             checkpoints: 0,
+            prefix_cache: false,
         }
     }
 }

@@ -27,6 +27,7 @@ use crate::tables::outbox::Outbox;
 use crate::tables::output::Outputs;
 use crate::tables::pages::Pages;
 use crate::tables::plans::Plans;
+use crate::tables::prefix::Prefix;
 use crate::tables::requests::Requests;
 use crate::tables::suffix::Suffix;
 use crate::tables::survival::Survival;
@@ -180,7 +181,8 @@ impl Memory {
         memory.parts.extend(exec::sizes::parts(&plan.program, &shape, plan.vocab, limits, options));
         // Requests live with the first stage.
         if plan.stage.is_first() {
-            memory.parts.extend(ledger(limits, plan.vocab));
+            let stateful = plan.program.mtp.is_some() || !plan.program.recurrent.is_empty();
+            memory.parts.extend(ledger(limits, plan.vocab, stateful));
         }
         Ok(memory)
     }
@@ -194,6 +196,11 @@ impl Memory {
         let shapes = exec::sizes::Shapes::of_model(model);
         let parts = exec::sizes::parts(&model.program, &shapes, model.vocab, limits, options);
         Ok(Self { parts, tensors: Vec::new() })
+    }
+
+    /// Checkpoints of a prefix cache that take no more than a quarter of what the KV cache takes.
+    pub fn checkpoints(plan: &Plan, limits: &Limits, options: &ExecOptions) -> usize {
+        exec::sizes::checkpoints_beside_kv(&plan.program, limits, options)
     }
 
     /// What each block keeps of sequences with all slots full: trunk blocks, then the MTP block if it is run. A part of
@@ -264,7 +271,7 @@ fn tensors(plan: &Plan, panels: &[usize]) -> Vec<TensorBytes> {
 }
 
 /// The tables of the Ledger, and the channels to it.
-fn ledger(limits: &Limits, vocab: usize) -> Vec<Part> {
+fn ledger(limits: &Limits, vocab: usize, stateful: bool) -> Vec<Part> {
     let &Limits { slots, context, window_max, waiting, events, .. } = limits;
     let per_slot = [
         Requests::bytes_for(slots),
@@ -283,6 +290,7 @@ fn ledger(limits: &Limits, vocab: usize) -> Vec<Part> {
         Part::memory("token histories", Tokens::bytes_for(slots, context)),
         Part::memory("suffix indices", Suffix::bytes_for(slots, context)),
         Part::memory("page tables", Pages::bytes_for(limits)),
+        Part::memory("prefix cache", Prefix::bytes_for(limits, stateful)),
         Part::memory("penalties", History::bytes_for(vocab)),
         Part::memory("request tables", per_slot.iter().sum()),
         Part::memory("channels", channels),

@@ -82,6 +82,14 @@ pub enum SlotOp {
         /// The sequence.
         state: StateSlot,
     },
+    /// Make the sequence one of `kv_len` positions that pages hold already. For models whose sequences are nothing but
+    /// their pages: no recurrent state, no MTP block.
+    Adopt {
+        /// The sequence.
+        state: StateSlot,
+        /// Positions.
+        kv_len: u32,
+    },
     /// Forget a checkpoint.
     Drop {
         /// Name of the copy.
@@ -359,6 +367,10 @@ pub trait Executor: Send {
 
     /// Runs `step` and overwrites `out`.
     fn run(&mut self, step: &Step, out: &mut StepResult);
+
+    /// Changes whenever everything that was computed before is lost: pages, states, checkpoints. Asked before steps are
+    /// made that build on it; what is lost after that is a [`Fault::Lost`].
+    fn epoch(&mut self) -> u64;
 
     /// The bytes of a checkpoint, for comparison in tests; layout is the Executor's own.
     fn checkpoint_bytes(&self, checkpoint: CheckpointId) -> Option<Vec<u8>>;

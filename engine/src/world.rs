@@ -18,6 +18,7 @@ use crate::tables::outbox::Outbox;
 use crate::tables::output::Outputs;
 use crate::tables::pages::Pages;
 use crate::tables::plans::Plans;
+use crate::tables::prefix::Prefix;
 use crate::tables::requests::{Phase, Requests};
 use crate::tables::suffix::Suffix;
 use crate::tables::survival::Survival;
@@ -49,6 +50,7 @@ pub struct Ledger {
     pub requests: Requests,
     pub tokens: Tokens,
     pub pages: Pages,
+    pub prefix: Prefix,
     pub suffix: Suffix,
     pub survival: Survival,
     pub outputs: Outputs,
@@ -59,6 +61,8 @@ pub struct Ledger {
     pub cost: Cost,
     history: History,
     draft: Vec<TokenId>,
+    /// The Executor's, when the prefix cache was last looked at.
+    epoch: u64,
 }
 
 impl Ledger {
@@ -79,6 +83,7 @@ impl Ledger {
             requests: Requests::new(slots),
             tokens: Tokens::new(slots, context),
             pages: Pages::new(&limits),
+            prefix: Prefix::new(&limits, shape.recurrent || shape.mtp),
             suffix: Suffix::new(slots, context),
             survival: Survival::new(slots),
             outputs: Outputs::new(slots),
@@ -89,31 +94,11 @@ impl Ledger {
             cost: Cost::default(),
             history: History::new(shape.vocab),
             draft: Vec::new(),
+            epoch: 0,
             limits,
             shape,
             pieces,
         })
-    }
-
-    /// Makes a second row of a live one, as it is now: history, counters, index and output state are copied, pages are
-    /// shared and copied when first written. The new row is known as `ticket`, draws as `choice`, and is the youngest.
-    /// `None` when no row is free.
-    ///
-    /// # Panics
-    /// If `from` is not live.
-    pub fn fork(&mut self, from: Slot, ticket: Ticket, choice: u32, ops: &mut Vec<SlotOp>) -> Option<Slot> {
-        let phase = self.requests.phase[from.index()];
-        assert!(!matches!(phase, Phase::Free | Phase::Done), "{from} is {phase:?} and cannot be forked");
-        let to = self.requests.take_fork(from, ticket, choice)?;
-        self.tokens.copy(from, to, self.requests.token_len[from.index()]);
-        self.pages.share(from, to);
-        self.suffix.copy(from, to);
-        self.survival.copy(from, to);
-        self.outputs.copy(from, to);
-        self.counters.copy(from, to);
-        ops.push(SlotOp::Fork { from: Requests::state(from), to: Requests::state(to) });
-        self.outbox.push(Event::Admitted { ticket, request: self.requests.id(to) });
-        Some(to)
     }
 
     /// Asserts every invariant of every table.
@@ -123,6 +108,7 @@ impl Ledger {
     pub fn check(&self) {
         self.requests.check();
         self.pages.check();
+        self.prefix.check(&self.pages);
         assert_eq!(
             self.requests.live.iter().map(|s| self.pages.blocks(*s)).sum::<usize>(),
             (0..self.limits.slots as u32).map(|s| self.pages.blocks(Slot(s))).sum::<usize>(),
@@ -213,11 +199,18 @@ impl World {
                 );
             }
             System::Admit => {
+                let epoch = executor.epoch();
+                if std::mem::replace(&mut l.epoch, epoch) != epoch {
+                    l.prefix.forget_all(&mut l.pages, &mut step.ops);
+                    // Rows that were to begin on it are lost.
+                    step.ops.retain(|op| !matches!(op, SlotOp::Adopt { .. }));
+                }
                 self.moved |= systems::admit::admit(
                     &mut l.waiting,
                     &mut l.requests,
                     &mut l.tokens,
-                    &l.pages,
+                    &mut l.pages,
+                    &mut l.prefix,
                     &mut l.suffix,
                     &mut l.survival,
                     &mut l.outputs,
@@ -234,6 +227,7 @@ impl World {
                 &mut l.requests,
                 &l.tokens,
                 &mut l.pages,
+                &mut l.prefix,
                 &l.suffix,
                 &mut l.survival,
                 &mut l.counters,
@@ -241,6 +235,7 @@ impl World {
                 &mut l.windows,
                 &mut step.ops,
                 &l.cost,
+                &l.pieces,
                 &l.limits,
                 &l.shape,
                 clock.now_ns(),
@@ -275,6 +270,16 @@ impl World {
                 clock,
             ),
             System::Prefill => {
+                systems::keep::keep(
+                    &mut l.requests,
+                    &l.tokens,
+                    &mut l.pages,
+                    &mut l.prefix,
+                    &mut l.counters,
+                    &l.plans,
+                    &l.windows,
+                    &mut step.ops,
+                );
                 systems::prefill::prefill(&l.requests, &l.tokens, &l.pages, &l.plans, &mut step.trunk);
             }
             System::Verify => {
@@ -315,7 +320,16 @@ impl World {
                 step.trunk.clear();
             }
             System::Retire => {
-                systems::retire::retire(&mut l.requests, &mut l.pages, &mut l.counters, &mut l.outbox, clock.now_ns())
+                systems::retire::retire(
+                    &mut l.requests,
+                    &l.tokens,
+                    &mut l.pages,
+                    &mut l.prefix,
+                    &mut l.counters,
+                    &mut l.outbox,
+                    &mut step.ops,
+                    clock.now_ns(),
+                );
             }
             System::Emit => {
                 self.moved |=
@@ -373,9 +387,19 @@ impl World {
         self.ledger.check();
     }
 
-    /// Forks a live row; see [`Ledger::fork`]. Between ticks only.
+    /// Makes a second row of a live one, as it is now, known as `ticket`, which draws as `choice`; `None` when no row is
+    /// free. Between ticks only.
+    ///
+    /// # Panics
+    /// If `from` is not live.
     pub fn fork(&mut self, from: Slot, ticket: Ticket, choice: u32) -> Option<Slot> {
-        self.ledger.fork(from, ticket, choice, &mut self.step.ops)
+        let (l, ops) = (&mut self.ledger, &mut self.step.ops);
+        let (requests, tokens, pages, outbox) = (&mut l.requests, &mut l.tokens, &mut l.pages, &mut l.outbox);
+        let (suffix, survival, outputs) = (&mut l.suffix, &mut l.survival, &mut l.outputs);
+        let counters = &mut l.counters;
+        systems::admit::fork(
+            from, ticket, choice, requests, tokens, pages, suffix, survival, outputs, counters, outbox, ops,
+        )
     }
 
     /// Measures what trunk passes of a few rows and an MTP chain take, for the adaptive window. Runs throw-away passes on row 0.

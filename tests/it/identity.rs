@@ -302,6 +302,10 @@ impl Executor for Spy {
         self.inner.run(&Step { ops: Vec::new(), mtp: step.mtp.clone(), trunk: step.trunk.clone() }, out);
     }
 
+    fn epoch(&mut self) -> u64 {
+        self.inner.epoch()
+    }
+
     fn checkpoint_bytes(&self, checkpoint: CheckpointId) -> Option<Vec<u8>> {
         self.inner.checkpoint_bytes(checkpoint)
     }

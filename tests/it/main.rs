@@ -8,6 +8,7 @@ mod forward;
 mod identity;
 mod memory;
 mod pack;
+mod prefix;
 mod refusals;
 mod replay;
 mod report;

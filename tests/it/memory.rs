@@ -240,7 +240,7 @@ fn inspect_tells_what_a_file_is() {
 /// All rooms of a server; and what the small ones take, which no count of a whole process shows.
 #[test]
 fn every_room_is_listed_and_small_ones_have_their_size() {
-    const ROOMS: [&str; 35] = [
+    const ROOMS: [&str; 36] = [
         "model files",
         "repacked weights",
         "small tensors",
@@ -264,6 +264,7 @@ fn every_room_is_listed_and_small_ones_have_their_size() {
         "token histories",
         "suffix indices",
         "page tables",
+        "prefix cache",
         "penalties",
         "request tables",
         "channels",

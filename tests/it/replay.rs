@@ -134,6 +134,8 @@ fn answers(subject: &Subject, strategy: Strategy, width: u8) -> Vec<Outcome> {
         speculation,
         logprobs: None,
         show_special: false,
+        cache: Some(0),
+        sibling: None,
     };
     let submissions = subject.prompts.iter().enumerate().map(submission).collect();
     let outcomes = run_all(&handle, submissions).expect("they run");

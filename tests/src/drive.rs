@@ -159,6 +159,8 @@ impl Cell {
         let mut limits = Limits::new(self.parallel, CONTEXT);
         limits.prefill_chunk = self.chunk;
         limits.window_max = usize::from(self.window).clamp(1, WINDOW_MAX);
+        limits.prefix_cache = true;
+        limits.checkpoints = 4;
         limits
     }
 
@@ -216,6 +218,8 @@ pub fn run_on(subject: &Subject, cell: &Cell, executor: Box<dyn Executor>) -> Ve
         speculation: cell.speculation(),
         logprobs: None,
         show_special: false,
+        cache: Some(0),
+        sibling: None,
     };
     let submissions = subject.prompts.iter().enumerate().map(submission).collect();
     let outcomes = run_all(&handle, submissions).unwrap_or_else(|e| panic!("{}: {e}", subject.name));

@@ -76,5 +76,7 @@ pub fn submission(
         speculation: Speculation { strategy, policy, suffix_tokens: window, window_initial, ..BUILT_IN },
         logprobs: None,
         show_special: false,
+        cache: Some(0),
+        sibling: None,
     }
 }

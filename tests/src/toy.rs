@@ -56,6 +56,8 @@ pub struct ToyConfig {
     pub end_at: usize,
     /// History length after which no logit is finite; 0 = none.
     pub fault_at: usize,
+    /// A sequence is nothing but its pages; without an MTP block only.
+    pub plain: bool,
 }
 
 impl Default for ToyConfig {
@@ -72,6 +74,7 @@ impl Default for ToyConfig {
             mtp_script: Vec::new(),
             end_at: 0,
             fault_at: 0,
+            plain: false,
         }
     }
 }
@@ -136,6 +139,8 @@ struct State {
     mtp_len: u32,
     /// Pending hidden rows: positions `mtp_len - 1 ..= kv_len - 1`, -1 standing for the zero row.
     hidden: VecDeque<(i64, u64)>,
+    /// The last one that was consumed.
+    carry: (i64, u64),
 }
 
 impl State {
@@ -174,7 +179,7 @@ impl Toy {
             hidden_width: 1,
             context_train: limits.context,
             mtp: config.hidden_rows > 0,
-            recurrent: true,
+            recurrent: !config.plain,
             hidden_rows: config.hidden_rows,
         };
         Self {
@@ -219,11 +224,25 @@ impl Toy {
             SlotOp::Save { state, checkpoint } => {
                 let s = &mut self.state[state.index()];
                 fold(s);
-                assert_eq!(s.mtp_len, s.kv_len, "{state}: saved with hidden rows pending");
-                assert!(self.checkpoint.insert(checkpoint, s.clone()).is_none(), "{checkpoint} is in use");
+                assert!(!self.shape.mtp || s.mtp_len >= s.kv_len, "{state}: saved with hidden rows pending");
+                let mut saved = s.clone();
+                if self.shape.mtp && saved.mtp_len > saved.kv_len {
+                    // The row behind the cursor is not kept: its hidden row is pending again.
+                    saved.mtp_len = saved.kv_len;
+                    saved.hidden.push_front(saved.carry);
+                }
+                saved.check();
+                assert!(self.checkpoint.insert(checkpoint, saved).is_none(), "{checkpoint} is in use");
             }
             SlotOp::Restore { checkpoint, state } => {
                 self.state[state.index()] = self.checkpoint[&checkpoint].clone();
+            }
+            SlotOp::Adopt { state, kv_len } => {
+                assert!(self.config.plain, "{state} is more than its pages");
+                let s = &mut self.state[state.index()];
+                s.reset(0);
+                (s.kv_len, s.folded_len, s.mtp_len) = (kv_len, kv_len, kv_len);
+                s.check();
             }
             SlotOp::Drop { checkpoint } => {
                 assert!(self.checkpoint.remove(&checkpoint).is_some(), "{checkpoint} is not there");
@@ -263,6 +282,7 @@ impl Toy {
             for (j, &token) in tokens.iter().enumerate() {
                 let p = work.position[i] as usize + j;
                 let (at, hidden) = s.hidden.pop_front().expect("counted above");
+                s.carry = (at, hidden);
                 assert_eq!(at, p as i64 - 1, "{state}: MTP row {p} pairs with the hidden row before it");
                 assert_eq!(hidden, if p == 0 { 0 } else { digests[p - 1] }, "{state}: hidden row of position {at}");
                 assert!(p >= history.len() || history[p] == token, "{state}: MTP token at {p}");
@@ -340,7 +360,7 @@ impl Toy {
             let row_range = range(&work.row_start, i);
             let tokens = &work.token[row_range.clone()];
             let committed = work.committed[i] as usize;
-            let (mut history, _) = self.read(state, pages, work.position[i]);
+            let (mut history, digests) = self.read(state, pages, work.position[i]);
             let s = &mut self.state[state.index()];
             assert_eq!(work.position[i], s.kv_len, "{state}: trunk position against its cursor");
             assert!(committed >= 1 && committed <= tokens.len());
@@ -349,7 +369,8 @@ impl Toy {
                 assert!(s.hidden.len() + tokens.len() <= self.shape.hidden_rows, "{state}: the hidden ring overflows");
             }
             fold(s);
-            let mut d = s.folded;
+            let paged = digests.last().copied().unwrap_or(self.config.seed);
+            let mut d = if self.config.plain { paged } else { s.folded };
             for (j, &token) in tokens.iter().enumerate() {
                 assert!(token.index() < VOCAB, "{state}: token {token}");
                 d = digest(d, token);
@@ -453,6 +474,10 @@ impl Executor for Toy {
         }
         self.run_mtp(&step.mtp, out);
         self.run_trunk(&step.trunk, out);
+    }
+
+    fn epoch(&mut self) -> u64 {
+        0
     }
 
     fn checkpoint_bytes(&self, checkpoint: CheckpointId) -> Option<Vec<u8>> {
@@ -589,6 +614,8 @@ pub fn submission(ticket: u64, prompt: &[u32], max_tokens: u32, speculation: Spe
         speculation,
         logprobs: None,
         show_special: false,
+        cache: Some(0),
+        sibling: None,
     }
 }
 
@@ -734,7 +761,7 @@ impl Rig {
     pub fn assert_empty(&self) {
         let l = &self.world.ledger;
         assert!(l.requests.live.is_empty() && l.waiting.is_empty() && l.outbox.is_empty());
-        assert_eq!(l.pages.free_len(), l.pages.len(), "pages are held by nobody");
+        assert_eq!(l.pages.available(), l.pages.len(), "pages are held by nobody but the prefix cache");
         assert_eq!(l.requests.free_len(), l.limits.slots);
         self.world.check();
     }

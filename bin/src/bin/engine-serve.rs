@@ -81,7 +81,7 @@ fn run(args: ServeArgs, signals: Signals) -> Result<u8, Box<dyn std::error::Erro
     }
     let context = args.low.size.context(start::context_train(&files)?);
     if args.low.limits {
-        report::print(&limits_table(&args.low.size.limits(context, files.package()), &args.bounds()))?;
+        report::print(&limits_table(&args.low.size.basic_limits(context, files.package()), &args.bounds()))?;
         return Ok(0);
     }
     let record = args.low.record.as_deref().map(RecordFile::create).transpose();

@@ -9,7 +9,7 @@ use crate::flags::{LowArgs, ServeArgs};
 use crate::serve::json::{parse_object, type_name};
 
 /// Flags that decide what a model is and how it runs.
-const KEYS: [&str; 25] = [
+const KEYS: [&str; 27] = [
     "model",
     "spec_strategy",
     "mtp_tokens",
@@ -28,6 +28,8 @@ const KEYS: [&str; 25] = [
     "kv_type",
     "window_max",
     "prefill_chunk",
+    "no_prefix_cache",
+    "ctx_checkpoints",
     "exact_activations",
     "no_mmap",
     "strict",

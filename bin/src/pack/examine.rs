@@ -266,9 +266,9 @@ pub fn memory(
     package: &Package,
 ) -> Result<StageMemory, PackError> {
     let Planned { config, plan, .. } = &facts.planned;
-    let limits = size.limits(size.context(config.context_train), Some(package));
+    let whole = size.limits(&facts.planned, Some(package));
     let options = size.exec_options();
-    let by_block = Memory::by_block(plan, config, &limits, &options);
+    let by_block = Memory::by_block(plan, config, &whole, &options);
     let own = by_block.iter().zip(0..).filter(|(_, block)| blocks.contains(block));
     let sequences: usize = own.map(|(bytes, _)| bytes).sum();
     let stage = (count == 2).then_some(StageChoice {
@@ -278,10 +278,12 @@ pub fn memory(
     });
     let load = LoadOptions { stage, ..size.load_options() };
     let planned = Planned::new(model, None, load)?;
+    let limits = if stage.is_some() { size.limits(&planned, Some(package)) } else { whole };
     let tokenizer = Tokenizer::from_meta(model.meta()).ok();
     let subject =
         Subject { file: model, built_in: false, draft: None, planned: &planned, tokenizer: tokenizer.as_ref() };
-    let setting = Setting { repack: load.repack, limits, options, bounds: Bounds::default(), record: false };
+    let (bounds, checkpoints) = (Bounds::default(), size.ctx_checkpoints);
+    let setting = Setting { repack: load.repack, limits, options, bounds, record: false, checkpoints };
     let process = memory::plan(&subject, &setting)?.peak();
     // Many stages are not planned one by one: each may work with what the whole model has beside all its caches.
     let planned_sequences = if count > 2 { by_block.iter().sum() } else { sequences };

@@ -227,9 +227,10 @@ pub(crate) fn describe(
     let tokenizer_there = tokenizer.as_ref().ok();
     let subject =
         Subject { file: &file, built_in, draft: draft.as_ref(), planned: &planned, tokenizer: tokenizer_there };
-    let limits = size.limits(size.context(planned.config.context_train), file.package());
+    let limits = size.limits(&planned, file.package());
     let options = size.exec_options();
-    let setting = Setting { repack: load.repack, limits, options, bounds, record: false };
+    let setting =
+        Setting { repack: load.repack, limits, options, bounds, record: false, checkpoints: size.ctx_checkpoints };
     let plan = memory::plan(&subject, &setting)?;
     let Setting { limits, .. } = setting;
     let Planned { config, plan: model, .. } = &planned;

@@ -77,6 +77,8 @@ impl Job {
                 speculation: self.params.speculation.effective,
                 logprobs,
                 show_special: false,
+                cache: self.params.cache,
+                sibling: (i % n > 0).then(|| self.tickets[i - i % n]),
             }))
         };
         self.tickets.iter().enumerate().map(one).collect()

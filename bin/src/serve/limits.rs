@@ -75,6 +75,8 @@ pub(crate) const TOOLS: usize = 512;
 pub(crate) const PROMPTS: usize = 64;
 /// Choices per prompt.
 pub(crate) const CHOICES: usize = 8;
+/// Bytes of `cache_salt`.
+pub(crate) const CACHE_SALT: usize = 256;
 /// A request may wait for a slot for this long.
 pub(crate) const QUEUE_TIME: Duration = Duration::from_secs(600);
 /// The file of `--api-key-file`.
@@ -144,6 +146,7 @@ pub(crate) fn table(engine: &Limits, bounds: &Bounds) -> String {
         ("choices of a request", CHOICES_WAITING.min(engine.waiting).to_string()),
         ("stop strings", format!("{STOP_STRINGS} of {STOP_BYTES} B, {STOP_TOKENS} ids")),
         ("logit_bias entries", LOGIT_BIAS.to_string()),
+        ("cache_salt", format!("{CACHE_SALT} B")),
         ("alternatives of a log-probability", TOP_LOGPROBS.to_string()),
         ("prompt", format!("{} tokens", engine.context - 1)),
         ("prompt and answer", format!("{} tokens", engine.context)),

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use engine::api::{DraftCounts, Finish, Report};
+use engine::api::{DraftCounts, Finish, Miss, Report};
 
 use crate::embed::Stats;
 use crate::serve::record::Counts;
@@ -67,6 +67,7 @@ pub(crate) struct Metrics {
     pub running: u64,
     prompt_computed: u64,
     prompt_cached: u64,
+    cache_misses: BTreeMap<&'static str, u64>,
     first: u64,
     bonus: u64,
     forced: u64,
@@ -102,6 +103,9 @@ impl Metrics {
         if counts_prompt {
             self.prompt_computed += report.prompt_tokens - report.cached_tokens;
             self.prompt_cached += report.cached_tokens;
+            if let Some(miss) = report.cache_miss {
+                *self.cache_misses.entry(miss.name()).or_default() += 1;
+            }
         }
         self.first += report.first;
         self.bonus += report.bonus;
@@ -159,6 +163,12 @@ impl Metrics {
         family(&mut out, "engine_requests_finished_total", "counter", "Choices by the reason of their end", &ends);
         let sources = [("computed", self.prompt_computed), ("cached", self.prompt_cached)];
         family(&mut out, "engine_prompt_tokens_total", "counter", "Prompt tokens", &labelled("source", &sources));
+        let results = [("hit", self.prompt_cached), ("miss", self.prompt_computed)];
+        let help = "Prompt tokens by whether the prefix cache had them";
+        family(&mut out, "engine_prefix_tokens_total", "counter", help, &labelled("result", &results));
+        let misses = Miss::ALL.map(|m| (m.name(), self.cache_misses.get(m.name()).copied().unwrap_or(0)));
+        let help = "Prompts by why more than their last token was computed";
+        family(&mut out, "engine_prefix_miss_total", "counter", help, &labelled("reason", &misses));
         let sources = [
             ("first", self.first),
             ("mtp", self.mtp.accepted),

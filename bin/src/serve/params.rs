@@ -6,6 +6,7 @@ use engine::api::{Sampling, Stop};
 use engine::ids::TokenId;
 use engine::step::LogitEdit;
 use serde_json::Value;
+use sha2::{Digest as _, Sha256};
 
 use crate::serve::error::ApiError;
 use crate::serve::fields::{Fields, Reals, integer};
@@ -42,6 +43,8 @@ pub(crate) struct Params {
     /// Silence after which a comment is sent; `None` = never.
     pub ping: Option<Duration>,
     pub speculation: Plan,
+    /// Namespace of the prefix cache; `None`: neither read nor written.
+    pub cache: Option<u64>,
 }
 
 impl Params {
@@ -51,8 +54,6 @@ impl Params {
     /// 400 naming the field.
     pub(crate) fn read(body: &Fields<'_, '_>, offer: &Offer<'_>, random: &mut Random) -> Result<Self, ApiError> {
         body.string("model")?;
-        // There is no prefix cache: both values mean what already happens.
-        body.boolean("cache_prompt")?;
         let stream = body.boolean("stream")?.unwrap_or(false);
         let (include_usage, continuous_usage) = stream_options(body, stream)?;
         let max_tokens = max_tokens(body)?;
@@ -95,8 +96,24 @@ impl Params {
             return_tokens: tokens.contains(&Some(true)),
             ping,
             speculation: Plan::read(body, offer.spec)?,
+            cache: cache(body)?,
         })
     }
+}
+
+/// `cache_prompt` and `cache_salt`. Requests without a salt share one namespace.
+fn cache(body: &Fields<'_, '_>) -> Result<Option<u64>, ApiError> {
+    let on = body.boolean("cache_prompt")?.unwrap_or(true);
+    let salt = body.string("cache_salt")?.unwrap_or_default();
+    if salt.len() > limits::CACHE_SALT {
+        return Err(ApiError::invalid_value("cache_salt", "it is longer than 256 bytes"));
+    }
+    // Salts keep tenants apart, so nobody may find another's by chance.
+    let namespace = match salt {
+        "" => 0,
+        salt => u64::from_le_bytes(Sha256::digest(salt)[..8].try_into().expect("eight of 32 bytes")),
+    };
+    Ok(on.then_some(namespace))
 }
 
 fn stream_options(body: &Fields<'_, '_>, stream: bool) -> Result<(bool, bool), ApiError> {

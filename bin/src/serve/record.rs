@@ -440,6 +440,7 @@ mod tests {
             return_tokens: false,
             ping: None,
             speculation: crate::serve::spec::Plan::read(&crate::serve::fields::Fields::body(&nothing), &spec).unwrap(),
+            cache: None,
         };
         let shared = Arc::new(crate::serve::link::Shared::new());
         shared.bodies_more(bytes);

@@ -155,7 +155,7 @@ pub(crate) const COMMON: &[(&str, Class)] = &[
     ("web_search_options", Refused(always)),
     // Queue, cache and progress features this version lacks.
     ("priority", Refused(not_zero)),
-    ("cache_salt", Refused(filled)),
+    ("cache_salt", Honoured),
     ("cache_prompt", Honoured),
     ("return_progress", Refused(truthy)),
     ("timings_per_token", Refused(truthy)),

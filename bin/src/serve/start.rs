@@ -171,12 +171,13 @@ pub(crate) fn prepare(args: &ServeArgs, files: &Files, threads: usize, bounds: B
     let planned = Planned::new(file, draft, load)?;
     let tokenizer = Tokenizer::from_meta(file.meta()).map_err(ModelError::from)?;
     let context = size.context(planned.config.context_train);
-    let limits = size.limits(context, file.package());
+    let limits = size.limits(&planned, file.package());
     let options = ExecOptions { threads, ..size.exec_options() };
     let built_in = args.low.model.is_none();
     let subject = Subject { file, built_in, draft, planned: &planned, tokenizer: Some(&tokenizer) };
     let record = args.low.record.is_some();
-    let setting = Setting { repack: load.repack, limits: limits.clone(), options, bounds, record };
+    let checkpoints = size.ctx_checkpoints;
+    let setting = Setting { repack: load.repack, limits: limits.clone(), options, bounds, record, checkpoints };
     admit(args.low.memory_limit.as_ref(), &subject, &setting)?;
     Ok(Prepared { planned, tokenizer, context, limits, options, repack: load.repack })
 }

@@ -1,7 +1,7 @@
 //! `usage`, `timings` and `speculation` of an answer, from the engine's reports. Counters are sums over the choices;
 //! what belongs to a prompt counts once per prompt; a ratio without a denominator is null.
 
-use engine::api::{DraftCounts, Report};
+use engine::api::{DraftCounts, Miss, Report};
 use serde_json::{Map, Value, json};
 
 use crate::serve::spec::Plan;
@@ -65,7 +65,7 @@ impl Stats<'_> {
             "prompt_tokens": prompt,
             "completion_tokens": completion,
             "total_tokens": prompt + completion,
-            "prompt_tokens_details": {"cached_tokens": self.cached(), "cache_write_tokens": 0},
+            "prompt_tokens_details": {"cached_tokens": self.cached(), "cache_write_tokens": self.prompts(|r| r.cache_written)},
             "completion_tokens_details": {"reasoning_tokens": 0},
         })
     }
@@ -101,6 +101,16 @@ impl Stats<'_> {
             "preempt_n": self.sum(|r| r.preempted),
             "stall_ms": ms(self.sum(|r| r.stall_ns)),
             "seed": self.seed,
+        });
+        let first = self.reports.iter().step_by(self.per_prompt).find(|r| r.cached_tokens + 1 < r.prompt_tokens);
+        out["cache"] = json!({
+            "hit_n": cache_n,
+            "matched_n": self.prompts(|r| r.cache_matched),
+            "computed_n": prompt_n,
+            "written_n": self.prompts(|r| r.cache_written),
+            "miss_reason": first.and_then(|r| r.cache_miss).map(Miss::name),
+            "diverged_at": first.filter(|r| r.cache_miss == Some(Miss::Diverged)).map(|r| r.cache_matched),
+            "checkpoint_at": first.filter(|r| r.cache_miss == Some(Miss::NoCheckpoint)).map(|r| r.cached_tokens),
         });
         if drafts.drafted > 0 {
             out["draft_n"] = drafts.drafted.into();

@@ -81,12 +81,14 @@ impl StageServer {
         let Files { model: file, draft } = files;
         let draft = draft.as_ref();
         let planned = Planned::new(&file, draft, load)?;
-        let limits = size.limits(size.context(planned.config.context_train), file.package());
+        let limits = size.limits(&planned, file.package());
         let options = size.exec_options();
         let subject =
             Subject { file: &file, built_in: args.low.model.is_none(), draft, planned: &planned, tokenizer: None };
         let bounds = args.bounds();
-        let setting = Setting { repack: load.repack, limits: limits.clone(), options, bounds, record: false };
+        let checkpoints = size.ctx_checkpoints;
+        let setting =
+            Setting { repack: load.repack, limits: limits.clone(), options, bounds, record: false, checkpoints };
         start::admit(args.low.memory_limit.as_ref(), &subject, &setting)?;
         let model = Arc::new(planned.load(&file, draft, load.repack)?);
         start::tell(&file, &model);

@@ -105,6 +105,12 @@ impl Rehearsal<'_> {
                 let kv_len = saved.ok_or_else(|| format!("{checkpoint} is not there to be restored"))?;
                 *self.cursor(state) = Cursor::restored(kv_len);
             }
+            SlotOp::Adopt { state, kv_len } => {
+                if rule.recurrent || rule.capacity > 0 {
+                    return Err(format!("{state}: {kv_len} positions adopted, and they are more than their pages"));
+                }
+                *self.cursor(state) = Cursor::restored(kv_len);
+            }
             SlotOp::Drop { checkpoint } => {
                 self.saved(checkpoint).ok_or_else(|| format!("{checkpoint} is not there to be dropped"))?;
                 self.changed.insert(checkpoint, None);

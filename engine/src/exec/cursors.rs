@@ -214,7 +214,7 @@ impl Cursors {
     /// A folded sequence of `kv_len` positions whose MTP cache is complete and whose pending row is `hidden`.
     pub fn restore(&mut self, slot: StateSlot, kv_len: u32, hidden: &[f32]) {
         self.cursor[slot.index()] = Cursor::restored(kv_len);
-        if kv_len > 0 {
+        if kv_len > 0 && self.capacity > 0 {
             self.keep_hidden(slot, kv_len - 1, hidden);
         }
     }

@@ -198,6 +198,10 @@ impl Executor for CpuExecutor {
         self.run_stage(step, &[], out);
     }
 
+    fn epoch(&mut self) -> u64 {
+        0
+    }
+
     fn checkpoint_bytes(&self, checkpoint: CheckpointId) -> Option<Vec<u8>> {
         self.checkpoints.get(&checkpoint).map(Checkpoint::bytes)
     }

@@ -81,15 +81,26 @@ impl LogitSizes {
     }
 }
 
+/// Bytes of a saved sequence, its pages not counted.
+fn checkpoint_bytes(program: &Program, limits: &Limits) -> usize {
+    let saved = Recurrent::history_bytes(&program.recurrent, limits).saved;
+    saved + if program.mtp.is_some() { size_of::<f32>() * program.width(program.hidden) } else { 0 }
+}
+
+/// Checkpoints that take no more than a quarter of what the KV cache takes; none where a sequence is nothing but its pages.
+pub fn checkpoints_beside_kv(program: &Program, limits: &Limits, options: &ExecOptions) -> usize {
+    let kv = KvCache::bytes_for(options.kv_type, &program.kv, limits.pages);
+    (kv / 4).checked_div(checkpoint_bytes(program, limits)).unwrap_or(0)
+}
+
 /// Everything but the weights.
 pub fn parts(program: &Program, shapes: &Shapes, vocab: usize, limits: &Limits, options: &ExecOptions) -> Vec<Part> {
     let float = size_of::<f32>();
     let rows = limits.step_rows;
     let width = |buffer: BufferId| program.width(buffer);
-    let hidden_width = width(program.hidden);
     let trunk_kv = &program.kv[..program.trunk_kv_len()];
     let history = Recurrent::history_bytes(&program.recurrent, limits);
-    let saved = history.saved + if program.mtp.is_some() { float * hidden_width } else { 0 };
+    let saved = checkpoint_bytes(program, limits);
     let head_rows = program.head.map(|head| shapes.0[head.index()].n);
     let logits = LogitSizes::new(limits, width(program.head_in), head_rows);
 

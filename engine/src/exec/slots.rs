@@ -56,6 +56,7 @@ impl CpuExecutor {
                 assert!(before.is_none(), "{checkpoint} is taken");
             }
             SlotOp::Restore { checkpoint, state } => self.restore(checkpoint, state),
+            SlotOp::Adopt { state, kv_len } => self.cursors.restore(state, kv_len, &[]),
             SlotOp::Drop { checkpoint } => {
                 let gone = self.checkpoints.remove(&checkpoint);
                 assert!(gone.is_some(), "{checkpoint} is not there to be dropped");

@@ -44,6 +44,8 @@ pub struct Split<L> {
     shape: Shape,
     foresight: Foresight,
     session: Option<u64>,
+    /// Incremented with every change of it.
+    epoch: u64,
     /// Sequences that both stages know.
     whole: Vec<bool>,
     /// Checkpoints likewise.
@@ -67,6 +69,7 @@ impl<L: Link> Split<L> {
             shape: whole_shape(local.shape(), last, &agreed).unwrap_or_else(|reason| panic!("{reason}")),
             foresight: Foresight::new(slots),
             session: None,
+            epoch: 0,
             whole: vec![false; slots],
             saved: HashSet::new(),
             pending: None,
@@ -90,6 +93,7 @@ impl<L: Link> Split<L> {
             return;
         }
         self.session = session;
+        self.epoch += 1;
         self.whole.fill(false);
         self.saved.clear();
         self.foresight.clear();
@@ -97,8 +101,9 @@ impl<L: Link> Split<L> {
         self.local.forget_all();
     }
 
-    /// The operations on sequences that are whole, in order; takes note of what they do.
-    fn known_ops(&mut self, ops: &[SlotOp]) -> Vec<SlotOp> {
+    /// The operations on sequences that are whole, in order; takes note of what they do. `fresh`: the session is another
+    /// than when they were made.
+    fn known_ops(&mut self, ops: &[SlotOp], fresh: bool) -> Vec<SlotOp> {
         let open = self.session.is_some();
         let mut out = Vec::with_capacity(ops.len());
         for op in ops {
@@ -117,6 +122,10 @@ impl<L: Link> Split<L> {
                 SlotOp::Restore { checkpoint, state } => {
                     self.whole[state.index()] = self.saved.contains(&checkpoint);
                     self.whole[state.index()]
+                }
+                SlotOp::Adopt { state, .. } => {
+                    self.whole[state.index()] = open && !fresh;
+                    open && !fresh
                 }
                 SlotOp::Drop { checkpoint } => self.saved.remove(&checkpoint),
             };
@@ -244,8 +253,9 @@ impl<L: Link> Executor for Split<L> {
     fn run(&mut self, step: &Step, out: &mut StepResult) {
         out.clear();
         assert!(!step.mtp.probe && !step.trunk.rules.probe, "a probe looks at one process");
-        self.enter(self.link.session());
-        let mut ops = self.known_ops(&step.ops);
+        let before = self.epoch;
+        let epoch = self.epoch();
+        let mut ops = self.known_ops(&step.ops, epoch != before);
         // Operations on the local half alone need not wait for anything.
         let here = Step { ops: ops.clone(), ..Step::default() };
         self.local.run_stage(&here, &[], &mut self.scratch);
@@ -257,6 +267,11 @@ impl<L: Link> Executor for Split<L> {
         } else if !ops.is_empty() && self.flush().is_some() {
             self.send(&Step { ops, ..Step::default() }, false, 0);
         }
+    }
+
+    fn epoch(&mut self) -> u64 {
+        self.enter(self.link.session());
+        self.epoch
     }
 
     fn checkpoint_bytes(&self, _: CheckpointId) -> Option<Vec<u8>> {

@@ -29,7 +29,10 @@ impl Ahead {
     /// Whether an operation leaves what was foreseen of `state` as it is.
     fn outlives(&self, state: StateSlot, op: &SlotOp) -> bool {
         match *op {
-            SlotOp::Reset { state: s } | SlotOp::Restore { state: s, .. } | SlotOp::Fork { to: s, .. } => s != state,
+            SlotOp::Reset { state: s }
+            | SlotOp::Restore { state: s, .. }
+            | SlotOp::Adopt { state: s, .. }
+            | SlotOp::Fork { to: s, .. } => s != state,
             // The rows that a verdict rejected go; foreseen is what remains then, and no other length.
             SlotOp::Truncate { state: s, kv_len } => {
                 s != state || u64::from(self.position) + self.token.len() as u64 == u64::from(kv_len) + 1
@@ -72,6 +75,7 @@ impl Foresight {
         // Whatever moves the end of an MTP cache leaves no chain that goes on from there.
         if let SlotOp::Reset { state }
         | SlotOp::Restore { state, .. }
+        | SlotOp::Adopt { state, .. }
         | SlotOp::Fork { to: state, .. }
         | SlotOp::Truncate { state, .. } = *op
         {

@@ -41,6 +41,7 @@ fn put_op(out: &mut Vec<u8>, op: &SlotOp) {
         SlotOp::Save { state, checkpoint } => (5, state.0, checkpoint.0),
         SlotOp::Restore { checkpoint, state } => (6, checkpoint.0, state.0),
         SlotOp::Drop { checkpoint } => (7, checkpoint.0, 0),
+        SlotOp::Adopt { state, kv_len } => (8, state.0, kv_len),
     };
     out.put_u8(tag);
     out.put_u32(a);
@@ -68,6 +69,8 @@ fn take_op(take: &mut Take<'_>, agreed: &Agreed) -> Result<SlotOp, WireError> {
         5 => SlotOp::Save { state: state(a)?, checkpoint: CheckpointId(b) },
         6 => SlotOp::Restore { checkpoint: CheckpointId(a), state: state(b)? },
         7 => SlotOp::Drop { checkpoint: CheckpointId(a) },
+        8 if b as usize <= limits.context => SlotOp::Adopt { state: state(a)?, kv_len: b },
+        8 => return Err(WireError::bad(WHAT, format!("adopts {b} positions"))),
         _ => return Err(WireError::bad(WHAT, format!("has tag {tag}"))),
     })
 }

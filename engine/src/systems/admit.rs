@@ -1,17 +1,19 @@
 //! admit: rows for those that wait, pages for those that lost theirs. Strictly in turn: preempted rows first, oldest
 //! admission first, then submissions in arrival order; nobody overtakes but those whose reader is slow.
 //!
+//! A row begins behind what the prefix cache has of it, a further choice of one prompt where the first has computed it.
 //! Leaves true: a row that starts now finds pages for its whole known history beside what the rows in prefill still
 //! need, unless nothing else can run; then plan makes room. So a lone request always starts, and always ends.
 
-use crate::api::{Event, Finish, Report};
-use crate::ids::Slot;
-use crate::limits::Limits;
+use crate::api::{Event, Finish, Miss, Report};
+use crate::ids::{Slot, Ticket, TokenId};
+use crate::limits::{Limits, PAGE_TOKENS};
 use crate::step::SlotOp;
 use crate::tables::counters::Counters;
 use crate::tables::outbox::Outbox;
 use crate::tables::output::Outputs;
 use crate::tables::pages::Pages;
+use crate::tables::prefix::{Hit, Prefix};
 use crate::tables::requests::{Phase, Requests};
 use crate::tables::suffix::Suffix;
 use crate::tables::survival::Survival;
@@ -24,7 +26,8 @@ pub fn admit(
     waiting: &mut Waiting,
     requests: &mut Requests,
     tokens: &mut Tokens,
-    pages: &Pages,
+    pages: &mut Pages,
+    prefix: &mut Prefix,
     suffix: &mut Suffix,
     survival: &mut Survival,
     outputs: &mut Outputs,
@@ -39,20 +42,43 @@ pub fn admit(
     let preempted: Vec<Slot> = requests.live.iter().copied().filter(comes_back).collect();
     for slot in preempted {
         let s = slot.index();
+        let hit = look_up(prefix, requests.cache[s], tokens.history(slot, requests.token_len[s]));
         // One page of headroom for every running row: without it the row would lose its pages again at once.
-        if !fits(requests, pages, requests.token_len[s], running(requests)) {
+        if !fits(requests, pages, requests.token_len[s], &hit, running(requests)) {
             return any;
         }
-        requests.phase[s] = if requests.token_len[s] > 1 { Phase::Prefill } else { Phase::Decode };
-        ops.push(SlotOp::Reset { state: Requests::state(slot) });
+        begin(slot, &hit, requests, pages, ops);
         any = true;
     }
     while let Some(next) = waiting.front() {
         if !outbox.has_room() {
             break;
         }
-        if next.max_tokens > 0 && (requests.free_len() == 0 || !fits(requests, pages, next.prompt.len() as u32, 0)) {
-            break;
+        match next.sibling.and_then(|ticket| requests.find(ticket)) {
+            Some(slot) if begins(requests, slot) => {
+                // A page for it, and one for every row that runs.
+                if requests.free_len() == 0 || pages.available() <= running(requests) {
+                    break;
+                }
+                let Some((submission, _)) = waiting.pop() else { break };
+                let (ticket, choice) = (submission.ticket, submission.sampling.choice);
+                fork(slot, ticket, choice, requests, tokens, pages, suffix, survival, outputs, counters, outbox, ops)
+                    .expect("a free row was seen");
+                any = true;
+                continue;
+            }
+            Some(slot) if matches!(requests.phase[slot.index()], Phase::Prefill | Phase::Preempted) => break,
+            _ => {}
+        }
+        let mut hit = Hit::default();
+        if next.max_tokens > 0 {
+            if requests.free_len() == 0 {
+                break;
+            }
+            hit = look_up(prefix, next.cache, &next.prompt);
+            if !fits(requests, pages, next.prompt.len() as u32, &hit, 0) {
+                break;
+            }
         }
         let Some((submission, arrived_ns)) = waiting.pop() else { break };
         any = true;
@@ -71,18 +97,87 @@ pub fn admit(
         survival.reset(slot);
         outputs.start(slot, submission.show_special);
         counters.reset(slot);
-        ops.push(SlotOp::Reset { state: Requests::state(slot) });
-        tracing::info!(request = %requests.id(slot), prompt = submission.prompt.len(), "admitted");
+        let report = &mut counters.report[slot.index()];
+        report.prompt_tokens = submission.prompt.len() as u64;
+        report.cached_tokens = u64::from(hit.len);
+        report.cache_matched = u64::from(hit.matched);
+        report.cache_miss = hit.miss;
+        begin(slot, &hit, requests, pages, ops);
+        let (request, prompt) = (requests.id(slot), submission.prompt.len());
+        tracing::info!(%request, prompt, cached = hit.len, miss = hit.miss.map(Miss::name), "admitted");
         outbox.push(Event::Admitted { ticket, request: requests.id(slot) });
     }
     any
+}
+
+/// Whether a row has computed its prompt and nothing else.
+fn begins(requests: &Requests, slot: Slot) -> bool {
+    requests.phase[slot.index()] == Phase::Decode && requests.completion_len(slot) == 0
+}
+
+/// Makes a second row of a live one, as it is now: history, counters, index and output state are copied, pages are shared
+/// and copied when first written. The new row is known as `ticket`, draws as `choice`, and is the youngest. `None` when no
+/// row is free.
+///
+/// # Panics
+/// If `from` is not live.
+#[expect(clippy::too_many_arguments, reason = "the borrowed columns are the access declaration")]
+pub(crate) fn fork(
+    from: Slot,
+    ticket: Ticket,
+    choice: u32,
+    requests: &mut Requests,
+    tokens: &mut Tokens,
+    pages: &mut Pages,
+    suffix: &mut Suffix,
+    survival: &mut Survival,
+    outputs: &mut Outputs,
+    counters: &mut Counters,
+    outbox: &mut Outbox,
+    ops: &mut Vec<SlotOp>,
+) -> Option<Slot> {
+    let phase = requests.phase[from.index()];
+    assert!(!matches!(phase, Phase::Free | Phase::Done), "{from} is {phase:?} and cannot be forked");
+    let to = requests.take_fork(from, ticket, choice)?;
+    tokens.copy(from, to, requests.token_len[from.index()]);
+    pages.share(from, to);
+    suffix.copy(from, to);
+    survival.copy(from, to);
+    outputs.copy(from, to);
+    counters.copy(from, to);
+    ops.push(SlotOp::Fork { from: Requests::state(from), to: Requests::state(to) });
+    outbox.push(Event::Admitted { ticket, request: requests.id(to) });
+    Some(to)
 }
 
 fn running(requests: &Requests) -> usize {
     requests.live.iter().filter(|s| requests.runs(**s)).count()
 }
 
-fn fits(requests: &Requests, pages: &Pages, tokens: u32, headroom: usize) -> bool {
+/// What the prefix cache has of a sequence.
+fn look_up(prefix: &mut Prefix, namespace: Option<u64>, tokens: &[TokenId]) -> Hit {
+    match namespace.filter(|_| prefix.is_on()) {
+        Some(namespace) => prefix.look_up(namespace, tokens),
+        None => Hit { miss: Some(Miss::Disabled), ..Hit::default() },
+    }
+}
+
+/// Starts a row without pages behind `hit`.
+fn begin(slot: Slot, hit: &Hit, requests: &mut Requests, pages: &mut Pages, ops: &mut Vec<SlotOp>) {
+    let (s, state) = (slot.index(), Requests::state(slot));
+    pages.adopt(slot, &hit.pages);
+    requests.kv_len[s] = hit.len;
+    requests.mtp_len[s] = hit.len;
+    requests.kept_len[s] = hit.len;
+    requests.phase[s] = if hit.len + 1 < requests.token_len[s] { Phase::Prefill } else { Phase::Decode };
+    ops.push(match (hit.len, hit.checkpoint) {
+        (_, Some(checkpoint)) => SlotOp::Restore { checkpoint, state },
+        (0, None) => SlotOp::Reset { state },
+        (kv_len, None) => SlotOp::Adopt { state, kv_len },
+    });
+}
+
+fn fits(requests: &Requests, pages: &Pages, tokens: u32, hit: &Hit, headroom: usize) -> bool {
     if running(requests) == 0 {
         return true;
     }
@@ -92,5 +187,7 @@ fn fits(requests: &Requests, pages: &Pages, tokens: u32, headroom: usize) -> boo
         .filter(|s| requests.phase[s.index()] == Phase::Prefill)
         .map(|s| Limits::pages_for(requests.token_len[s.index()] as usize).saturating_sub(pages.blocks(*s)))
         .sum();
-    Limits::pages_for(tokens as usize) + headroom + promised <= pages.free_len()
+    // Pages that are known as a whole are shared; of one in part the row needs a copy.
+    let wanted = Limits::pages_for(tokens as usize) - hit.len as usize / PAGE_TOKENS;
+    wanted + headroom + promised + pages.idle_of(&hit.pages) <= pages.available()
 }

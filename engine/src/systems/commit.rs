@@ -64,6 +64,10 @@ pub fn commit(
         count(slot, row, walk, plans, windows, counters);
         let s = slot.index();
         counters.report[s].completion_tokens = u64::from(requests.completion_len(slot));
+        // Of a row that ends, too: retire keeps what is computed. A row of a fault may be anything.
+        if !matches!(walk.finish, Some(Finish::Fault(_))) {
+            requests.kv_len[s] += 1 + walk.accepted;
+        }
         if let Some(finish) = walk.finish {
             outputs.state[s].finish(&mut outbox.text[s]);
             requests.finish[s] = Some(finish);
@@ -71,7 +75,6 @@ pub fn commit(
             continue;
         }
         let drafts = windows.draft_len(row) as u32;
-        requests.kv_len[s] += 1 + walk.accepted;
         if walk.accepted < drafts {
             ops.push(SlotOp::Truncate { state: Requests::state(slot), kv_len: requests.kv_len[s] });
         }

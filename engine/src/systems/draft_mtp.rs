@@ -1,7 +1,7 @@
 //! draft_mtp: the MTP cache catches up with committed tokens, then chains drafts past the anchor.
 //!
 //! A row that drafts catches up first; any other row, whatever its strategy, catches up when its hidden ring has no
-//! room for what this tick adds, so that the cache of a page is complete whoever wrote it.
+//! room for what this tick adds, or the prefix cache is to keep it: the cache of a page is complete whoever wrote it.
 //! Speculation is charged for its chains alone: the cache is filled for every row, sooner or later.
 //! Leaves true: every running row's pending hidden rows and this tick's fit the ring.
 
@@ -43,7 +43,7 @@ pub fn draft_mtp(
         let slot = windows.slot[row];
         let depth = plans.mtp_depth[slot.index()];
         let adds = 1 + plans.width[slot.index()] as usize;
-        if depth > 0 || lacks_room(requests, slot.index(), adds, shape) {
+        if depth > 0 || plans.keep[slot.index()] || lacks_room(requests, slot.index(), adds, shape) {
             if depth > 0 {
                 drafting.push((work.state.len(), row));
             }
@@ -52,7 +52,7 @@ pub fn draft_mtp(
     }
     for &slot in &requests.live.clone() {
         let adds = plans.prefill[slot.index()] as usize;
-        if adds > 0 && lacks_room(requests, slot.index(), adds, shape) {
+        if adds > 0 && (plans.keep[slot.index()] || lacks_room(requests, slot.index(), adds, shape)) {
             append(work, requests, tokens, pages, slot, 0);
         }
     }

@@ -7,6 +7,7 @@ pub mod emit;
 pub mod extend_suffix;
 pub mod index_suffix;
 pub mod intake;
+pub mod keep;
 pub mod plan;
 pub mod prefill;
 pub mod retire;

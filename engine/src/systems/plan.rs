@@ -2,7 +2,7 @@
 //!
 //! Rows: every anchor first, then at least [`PREFILL_ROWS_MIN`] prompt rows while a prompt waits, then drafts, then
 //! more prompt rows. Pages the same way; an anchor or a prompt that finds none preempts the youngest row behind it
-//! (a stalled one first), drafts only take what is free. The oldest running row can thus take every page, and the pool
+//! (a stalled one first), drafts only take what is free. What the prefix cache alone holds is as good as free. The oldest running row can thus take every page, and the pool
 //! holds one whole context: it always gets on.
 //!
 //! Leaves true: a window is open for every decoding row that runs, and everything planned has its pages.
@@ -10,11 +10,14 @@
 use crate::cost::Cost;
 use crate::ids::Slot;
 use crate::limits::{Limits, PREFILL_ROWS_MIN};
+use crate::pieces::Pieces;
 use crate::policy::{self, Batch};
 use crate::step::{Shape, SlotOp};
+use crate::systems::keep;
 use crate::tables::counters::Counters;
 use crate::tables::pages::Pages;
 use crate::tables::plans::Plans;
+use crate::tables::prefix::Prefix;
 use crate::tables::requests::{Phase, Requests};
 use crate::tables::suffix::Suffix;
 use crate::tables::survival::{Survival, bucket};
@@ -27,6 +30,7 @@ pub fn plan(
     requests: &mut Requests,
     tokens: &Tokens,
     pages: &mut Pages,
+    prefix: &mut Prefix,
     suffix: &Suffix,
     survival: &mut Survival,
     counters: &mut Counters,
@@ -34,6 +38,7 @@ pub fn plan(
     windows: &mut Windows,
     ops: &mut Vec<SlotOp>,
     cost: &Cost,
+    pieces: &Pieces,
     limits: &Limits,
     shape: &Shape,
     now_ns: u64,
@@ -42,9 +47,10 @@ pub fn plan(
     windows.clear();
     track_stalls(requests, counters, now_ns);
 
-    let chunk = |requests: &Requests, slot: Slot| {
+    let chunk = |requests: &Requests, prefix: &Prefix, slot: Slot| {
         let s = slot.index();
-        let wanted = (requests.token_len[s] - 1 - requests.kv_len[s]) as usize;
+        let wanted = requests.token_len[s] - 1 - requests.kv_len[s];
+        let wanted = wanted.min(keep::rows_to_place(slot, requests, tokens, prefix, pieces)) as usize;
         let ring = if shape.mtp { shape.hidden_rows } else { usize::MAX };
         wanted.min(limits.prefill_chunk).min(ring)
     };
@@ -61,13 +67,14 @@ pub fn plan(
             continue;
         }
         let kv_len = requests.kv_len[slot.index()];
+        plans.keep[slot.index()] = keep::is_due(slot, requests, tokens, prefix, pieces);
         if requests.phase[slot.index()] == Phase::Prefill {
-            let n = chunk(requests, slot).min(least);
-            let given = claim_prompt(slot, 0, n, true, requests, pages, counters, ops, shape);
+            let n = chunk(requests, prefix, slot).min(least);
+            let given = claim_prompt(slot, 0, n, true, requests, pages, prefix, counters, ops, shape);
             plans.prefill[slot.index()] = given;
             least -= given as usize;
             rows -= given as usize;
-        } else if claim(slot, kv_len + 1, true, requests, pages, counters, ops, shape) {
+        } else if claim(slot, kv_len + 1, true, requests, pages, prefix, counters, ops, shape) {
             windows.open(slot, tokens.get(slot, kv_len));
             rows -= 1;
         } else {
@@ -116,11 +123,11 @@ pub fn plan(
         plans.width[s] = decision.width().min(room);
         // Free pages only, and never another row's.
         let kv_len = requests.kv_len[s];
-        let owned_or_free = (pages.blocks(slot) + pages.free_len()) * crate::limits::PAGE_TOKENS;
+        let owned_or_free = (pages.blocks(slot) + pages.available()) * crate::limits::PAGE_TOKENS;
         let width = plans.width[s].min(u32::try_from(owned_or_free).unwrap_or(u32::MAX).saturating_sub(kv_len + 1));
         plans.narrow(slot, width);
         let width = plans.width[s];
-        let reserved = pages.reserve(slot, kv_len, kv_len + 1 + width, ops);
+        let reserved = reserve(slot, kv_len, kv_len + 1 + width, pages, prefix, ops);
         assert!(reserved, "{slot}: free pages were counted");
         rows -= width as usize;
         batch.rows += width as usize;
@@ -134,8 +141,8 @@ pub fn plan(
             continue;
         }
         let given = plans.prefill[slot.index()];
-        let n = chunk(requests, slot).min(given as usize + rows);
-        let all = claim_prompt(slot, given, n, false, requests, pages, counters, ops, shape);
+        let n = chunk(requests, prefix, slot).min(given as usize + rows);
+        let all = claim_prompt(slot, given, n, false, requests, pages, prefix, counters, ops, shape);
         plans.prefill[slot.index()] = all;
         rows -= (all - given) as usize;
     }
@@ -151,6 +158,7 @@ fn claim_prompt(
     force: bool,
     requests: &mut Requests,
     pages: &mut Pages,
+    prefix: &mut Prefix,
     counters: &mut Counters,
     ops: &mut Vec<SlotOp>,
     shape: &Shape,
@@ -160,21 +168,34 @@ fn claim_prompt(
     if wanted <= given {
         return given;
     }
-    if claim(slot, kv_len + wanted, force, requests, pages, counters, ops, shape) {
+    if claim(slot, kv_len + wanted, force, requests, pages, prefix, counters, ops, shape) {
         return wanted;
     }
     // Fewer rows: what the row owns and what is free.
     let from = write_from(requests, slot, shape);
     let copies = pages.needed(slot, from, kv_len);
-    let reach = (pages.blocks(slot) + pages.free_len().saturating_sub(copies)) * crate::limits::PAGE_TOKENS;
+    let reach = (pages.blocks(slot) + pages.available().saturating_sub(copies)) * crate::limits::PAGE_TOKENS;
     let fewer = u32::try_from(reach).unwrap_or(u32::MAX).saturating_sub(kv_len).min(wanted);
-    if fewer > given && pages.reserve(slot, from, kv_len + fewer, ops) { fewer } else { given }
+    if fewer > given && reserve(slot, from, kv_len + fewer, pages, prefix, ops) { fewer } else { given }
 }
 
 /// First position that a pass over this row may write: the cursor, or the MTP cache's where that is behind.
 fn write_from(requests: &Requests, slot: Slot, shape: &Shape) -> u32 {
     let s = slot.index();
     if shape.mtp { requests.mtp_len[s].min(requests.kv_len[s]) } else { requests.kv_len[s] }
+}
+
+/// As [`Pages::reserve`], after room was made in the prefix cache.
+fn reserve(
+    slot: Slot,
+    write_from: u32,
+    positions: u32,
+    pages: &mut Pages,
+    prefix: &mut Prefix,
+    ops: &mut Vec<SlotOp>,
+) -> bool {
+    prefix.make_room(pages.needed(slot, write_from, positions), pages, ops);
+    pages.reserve(slot, write_from, positions, ops)
 }
 
 /// Reserves a row's pages up to `positions`; with `force` younger or stalled rows are preempted until they suffice.
@@ -185,12 +206,13 @@ fn claim(
     force: bool,
     requests: &mut Requests,
     pages: &mut Pages,
+    prefix: &mut Prefix,
     counters: &mut Counters,
     ops: &mut Vec<SlotOp>,
     shape: &Shape,
 ) -> bool {
     loop {
-        if pages.reserve(slot, write_from(requests, slot, shape), positions, ops) {
+        if reserve(slot, write_from(requests, slot, shape), positions, pages, prefix, ops) {
             return true;
         }
         let victim = if force { victim(slot, requests, pages) } else { None };

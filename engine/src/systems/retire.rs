@@ -1,18 +1,36 @@
 //! retire: finished and cancelled rows give everything back. Leaves true: a finished row holds nothing.
 
-use crate::api::Event;
+use crate::api::{Event, Finish};
 use crate::ids::Slot;
+use crate::step::SlotOp;
+use crate::systems::keep::keep_row;
 use crate::tables::counters::Counters;
 use crate::tables::outbox::Outbox;
 use crate::tables::pages::Pages;
+use crate::tables::prefix::Prefix;
 use crate::tables::requests::{Phase, Requests};
+use crate::tables::tokens::Tokens;
 
-/// Frees rows that are done, and says so.
-pub fn retire(requests: &mut Requests, pages: &mut Pages, counters: &mut Counters, outbox: &mut Outbox, now_ns: u64) {
+/// Frees rows that are done, and says so. The prefix cache keeps what rows without a state have computed; of others it
+/// has what was kept on the way.
+#[expect(clippy::too_many_arguments, reason = "the borrowed columns are the access declaration")]
+pub fn retire(
+    requests: &mut Requests,
+    tokens: &Tokens,
+    pages: &mut Pages,
+    prefix: &mut Prefix,
+    counters: &mut Counters,
+    outbox: &mut Outbox,
+    ops: &mut Vec<SlotOp>,
+    now_ns: u64,
+) {
     let done: Vec<Slot> = requests.live.iter().copied().filter(|s| requests.phase[s.index()] == Phase::Done).collect();
     for slot in done {
         let s = slot.index();
         let ticket = requests.ticket[s];
+        if matches!(requests.finish[s], Some(finish) if !matches!(finish, Finish::Fault(_))) && !prefix.is_stateful() {
+            keep_row(slot, true, requests, tokens, pages, prefix, counters, ops);
+        }
         pages.truncate(slot, 0);
         let held = pages.news(slot).map(|(held, free)| Event::Pages { ticket, held, free });
         let mut report = counters.take(slot);
@@ -22,7 +40,6 @@ pub fn retire(requests: &mut Requests, pages: &mut Pages, counters: &mut Counter
                 let (first, last) = (requests.first_ns[s], requests.last_ns[s]);
                 // Without any token (a fault at the first position) the prompt's end is now.
                 let first = if first == 0 { now_ns } else { first };
-                report.prompt_tokens = u64::from(requests.prompt_len[s]);
                 report.queue_ns = admitted - arrived;
                 report.prompt_ns = first - admitted;
                 report.predicted_ns = last.saturating_sub(first);
@@ -38,6 +55,8 @@ pub fn retire(requests: &mut Requests, pages: &mut Pages, counters: &mut Counter
                     0 => requests.kv_len[s].min(requests.prompt_len[s]),
                     _ => requests.prompt_len[s],
                 });
+                // A row that was preempted has nothing now.
+                report.prompt_tokens = report.prompt_tokens.max(report.cached_tokens);
                 report.total_ns = now_ns - requests.arrived_ns[s];
                 tracing::info!(request = %requests.id(slot), tokens = report.completion_tokens, "cancelled");
                 outbox.forget(slot, ticket);

@@ -5,6 +5,7 @@ pub mod outbox;
 pub mod output;
 pub mod pages;
 pub mod plans;
+pub mod prefix;
 pub mod requests;
 pub mod suffix;
 pub mod survival;

@@ -4,13 +4,13 @@
 //! is the Executor's.
 //!
 //! ```text
-//! ref_count[page]              0 = on the free list
+//! ref_count[page]              0 = on the free list; block-table entries, and one if the prefix cache holds the page
 //! block[slot][0..blocks[slot]] position p of a row lives in block p / PAGE_TOKENS
 //! ```
 //!
 //! One block table serves trunk KV and MTP KV alike: the MTP cache is one more layer of the same page.
-//! Invariants: the sum of `ref_count` is the number of block-table entries; a page is free xor referenced; a page is
-//! written only by its one owner.
+//! Invariants: the sum of `ref_count` is the number of block-table entries and of pages that are held; a page is free xor
+//! referenced; a page is written only by its one owner.
 
 use crate::ids::{PageId, Slot};
 use crate::limits::{Limits, PAGE_TOKENS};
@@ -24,6 +24,12 @@ pub struct Pages {
     blocks_max: usize,
     block: Vec<PageId>,
     blocks: Vec<u32>,
+    /// Per page: the prefix cache holds it.
+    held: Vec<bool>,
+    /// Pages that are held.
+    held_len: usize,
+    /// Pages that the prefix cache alone holds.
+    idle: usize,
     /// Per slot: what [`Self::news`] said last.
     said: Vec<u32>,
     /// Somebody wants to know.
@@ -40,6 +46,9 @@ impl Pages {
             blocks_max,
             block: vec![PageId::NONE; limits.slots * blocks_max],
             blocks: vec![0; limits.slots],
+            held: vec![false; limits.pages],
+            held_len: 0,
+            idle: 0,
             said: vec![0; limits.slots],
             reports: false,
         }
@@ -55,13 +64,13 @@ impl Pages {
         let (held, said) = (self.blocks[slot.index()], &mut self.said[slot.index()]);
         let news = self.reports && held != *said;
         *said = held;
-        news.then_some((held, self.free.len() as u32))
+        news.then_some((held, self.available() as u32))
     }
 
     /// Bytes of [`Self::new`].
     pub fn bytes_for(limits: &Limits) -> usize {
         let blocks = limits.slots.saturating_mul(Limits::pages_for(limits.context));
-        let page = size_of::<u16>() + size_of::<PageId>();
+        let page = size_of::<u16>() + size_of::<PageId>() + size_of::<bool>();
         let said = limits.slots.saturating_mul(size_of::<u32>());
         limits
             .pages
@@ -83,6 +92,91 @@ impl Pages {
     /// Pages nobody references.
     pub fn free_len(&self) -> usize {
         self.free.len()
+    }
+
+    /// Pages that the prefix cache alone holds: they can be had.
+    pub fn idle_len(&self) -> usize {
+        self.idle
+    }
+
+    /// Pages that are free, or that the prefix cache would give back.
+    pub fn available(&self) -> usize {
+        self.free.len() + self.idle
+    }
+
+    /// Pages that the prefix cache holds.
+    pub fn held_len(&self) -> usize {
+        self.held_len
+    }
+
+    /// Whether the prefix cache holds a page.
+    pub fn is_held(&self, page: PageId) -> bool {
+        self.held[page.index()]
+    }
+
+    /// Of `pages`, those that the prefix cache alone holds.
+    pub fn idle_of(&self, pages: &[PageId]) -> usize {
+        pages.iter().filter(|page| self.is_held(**page) && self.ref_count(**page) == 1).count()
+    }
+
+    /// The prefix cache holds a row's page from now on.
+    ///
+    /// # Panics
+    /// If it holds it already, or if no row does.
+    pub fn hold(&mut self, page: PageId) {
+        assert!(self.ref_count(page) > 0 && !self.is_held(page), "{page} is nobody's, or held twice");
+        self.ref_count[page.index()] += 1;
+        self.held[page.index()] = true;
+        self.held_len += 1;
+    }
+
+    /// A page for the prefix cache alone.
+    pub fn alloc_held(&mut self) -> Option<PageId> {
+        let page = self.alloc()?;
+        self.held[page.index()] = true;
+        self.held_len += 1;
+        self.idle += 1;
+        Some(page)
+    }
+
+    /// The prefix cache holds a page no longer.
+    ///
+    /// # Panics
+    /// If it did not.
+    pub fn let_go(&mut self, page: PageId) {
+        assert!(std::mem::replace(&mut self.held[page.index()], false), "{page} is not held");
+        self.held_len -= 1;
+        self.idle -= usize::from(self.ref_count(page) == 1);
+        self.release(page);
+    }
+
+    /// A row without pages shares those of the prefix cache.
+    ///
+    /// # Panics
+    /// If the row has pages, or one of `pages` is not held.
+    pub fn adopt(&mut self, slot: Slot, pages: &[PageId]) {
+        assert_eq!(self.blocks(slot), 0, "{slot} has pages");
+        for (b, &page) in pages.iter().enumerate() {
+            self.take_held(page);
+            self.block[slot.index() * self.blocks_max + b] = page;
+        }
+        self.blocks[slot.index()] = pages.len() as u32;
+    }
+
+    /// A row gives up its page of a block for the prefix cache's, which holds the same.
+    pub fn share_block(&mut self, slot: Slot, block: usize, page: PageId) {
+        let at = slot.index() * self.blocks_max + block;
+        if self.table(slot)[block] != page {
+            self.take_held(page);
+            let own = std::mem::replace(&mut self.block[at], page);
+            self.release(own);
+        }
+    }
+
+    fn take_held(&mut self, page: PageId) {
+        assert!(self.is_held(page), "{page} is not the prefix cache's");
+        self.idle -= usize::from(self.ref_count(page) == 1);
+        self.ref_count[page.index()] += 1;
     }
 
     /// Block-table entries of a row.
@@ -112,8 +206,10 @@ impl Pages {
         let count = &mut self.ref_count[page.index()];
         assert!(*count > 0, "{page} is released twice");
         *count -= 1;
-        if *count == 0 {
-            self.free.push(page);
+        match *count {
+            0 => self.free.push(page),
+            1 if self.held[page.index()] => self.idle += 1,
+            _ => {}
         }
     }
 
@@ -196,7 +292,13 @@ impl Pages {
                 count[page.index()] += 1;
             }
         }
+        for (count, held) in count.iter_mut().zip(&self.held) {
+            *count += u16::from(*held);
+        }
         assert_eq!(count, self.ref_count, "ref counts against block-table entries");
+        assert_eq!(self.held_len, self.held.iter().filter(|held| **held).count());
+        let idle = (0..self.len()).filter(|p| self.held[*p] && self.ref_count[*p] == 1).count();
+        assert_eq!(self.idle, idle, "pages that the prefix cache alone holds");
         let mut free = vec![false; self.len()];
         for page in &self.free {
             assert!(!std::mem::replace(&mut free[page.index()], true), "{page} is on the free list twice");

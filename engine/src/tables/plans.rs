@@ -1,4 +1,4 @@
-//! plans: what each row may do this tick. Written by plan; read by draft_mtp, extend_suffix, prefill
+//! plans: what each row may do this tick. Written by plan; read by draft_mtp, extend_suffix, keep, prefill
 //! and commit (`counted`).
 
 use crate::ids::Slot;
@@ -15,6 +15,8 @@ pub struct Plans {
     pub tail: Vec<[u32; BUCKETS]>,
     /// Prompt rows of this tick.
     pub prefill: Vec<u32>,
+    /// The prefix cache keeps the row as it stands, before the pass.
+    pub keep: Vec<bool>,
     /// The step counts: it is not the row's first, whose anchor is the last prompt token.
     pub counted: Vec<bool>,
 }
@@ -27,13 +29,14 @@ impl Plans {
             mtp_depth: vec![0; slots],
             tail: vec![[0; BUCKETS]; slots],
             prefill: vec![0; slots],
+            keep: vec![false; slots],
             counted: vec![false; slots],
         }
     }
 
     /// Bytes of [`Self::new`].
     pub fn bytes_for(slots: usize) -> usize {
-        slots * (3 * size_of::<u32>() + size_of::<[u32; BUCKETS]>() + size_of::<bool>())
+        slots * (3 * size_of::<u32>() + size_of::<[u32; BUCKETS]>() + 2 * size_of::<bool>())
     }
 
     /// Forgets the last tick.
@@ -42,6 +45,7 @@ impl Plans {
         self.mtp_depth.fill(0);
         self.tail.fill([0; BUCKETS]);
         self.prefill.fill(0);
+        self.keep.fill(false);
         self.counted.fill(false);
     }
 

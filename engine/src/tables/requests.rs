@@ -63,6 +63,10 @@ pub struct Requests {
     pub stop: Vec<Stop>,
     /// Log-probabilities wanted.
     pub logprobs: Vec<Option<u32>>,
+    /// Namespace of the prefix cache, if it may be used.
+    pub cache: Vec<Option<u64>>,
+    /// Positions that the prefix cache has: where the row began, or where it was last kept.
+    pub kept_len: Vec<u32>,
     /// Why it ended, once it did.
     pub finish: Vec<Option<Finish>>,
     /// Arrival in the inbox.
@@ -110,6 +114,8 @@ impl Requests {
             sampling: vec![Sampling::greedy(); slots],
             stop: vec![Stop::default(); slots],
             logprobs: vec![None; slots],
+            cache: vec![None; slots],
+            kept_len: vec![0; slots],
             finish: vec![None; slots],
             arrived_ns: vec![0; slots],
             admitted_ns: vec![0; slots],
@@ -125,7 +131,8 @@ impl Requests {
     pub fn bytes_for(slots: usize) -> usize {
         let hot = size_of::<Phase>() + 5 * size_of::<u32>() + 2 * size_of::<bool>() + size_of::<Speculation>();
         let rules = size_of::<Sampling>() + size_of::<Stop>() + size_of::<Option<u32>>() + size_of::<Option<Finish>>();
-        let cold = size_of::<u32>() + size_of::<Ticket>() + rules + 5 * size_of::<u64>();
+        let rules = rules + size_of::<Option<u64>>();
+        let cold = 2 * size_of::<u32>() + size_of::<Ticket>() + rules + 5 * size_of::<u64>();
         slots * (hot + cold + 2 * size_of::<Slot>())
     }
 
@@ -194,6 +201,8 @@ impl Requests {
         self.sampling[s] = submission.sampling.clone();
         self.stop[s] = submission.stop.clone();
         self.logprobs[s] = submission.logprobs;
+        self.cache[s] = submission.cache;
+        self.kept_len[s] = 0;
         self.finish[s] = None;
         self.arrived_ns[s] = arrived_ns;
         self.admitted_ns[s] = now_ns;
@@ -223,6 +232,8 @@ impl Requests {
         self.sampling[s] = Sampling { choice, ..self.sampling[f].clone() };
         self.stop[s] = self.stop[f].clone();
         self.logprobs[s] = self.logprobs[f];
+        self.cache[s] = self.cache[f];
+        self.kept_len[s] = self.kept_len[f];
         self.finish[s] = None;
         self.arrived_ns[s] = self.arrived_ns[f];
         self.admitted_ns[s] = self.admitted_ns[f];

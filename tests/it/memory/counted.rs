@@ -56,7 +56,7 @@ fn limits() -> Limits {
 
 /// As many requests as make even small tables large.
 fn tables_limits() -> Limits {
-    Limits::new(64, 640)
+    Limits { prefix_cache: true, checkpoints: 8, ..Limits::new(64, 640) }
 }
 
 /// An executor that has worked in all its rooms, and the bytes that it holds.

@@ -108,7 +108,7 @@ impl Raw {
         let size = &args.low.size;
         let load = engine::model::load::LoadOptions { stage: args.low.stage.choice(), ..size.load_options() };
         let planned = Planned::new(&file, None, load).unwrap();
-        let limits = size.limits(size.context(planned.config.context_train), None);
+        let limits = size.limits(&planned, None);
         let options = size.exec_options();
         let model = std::sync::Arc::new(planned.load(&file, None, load.repack).unwrap());
         let executor = CpuExecutor::new(std::sync::Arc::clone(&model), limits.clone(), options);

@@ -87,7 +87,9 @@ pub fn told(answer: &Answer) -> Value {
         let of = &answer["speculation"]["proposers"][name];
         ["drafted_n", "accepted_n", "rejected_n", "unreached_n", "discarded_n"].map(|count| of[count].clone())
     });
-    json!([answer["choices"], answer["usage"], proposers.iter().flatten().collect::<Vec<_>>()])
+    // What the prefix cache had of the prompt depends on who asked before.
+    let usage = ["prompt_tokens", "completion_tokens", "total_tokens"].map(|name| &answer["usage"][name]);
+    json!([answer["choices"], usage, proposers.iter().flatten().collect::<Vec<_>>()])
 }
 
 fn code(answer: &Answer) -> (u16, Option<String>) {

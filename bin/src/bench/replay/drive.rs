@@ -238,6 +238,8 @@ impl Driver {
             speculation,
             logprobs: None,
             show_special: false,
+            cache: None,
+            sibling: None,
         };
         self.commands
             .send(Command::Submit(Box::new(submission)))

@@ -208,6 +208,13 @@ impl Executor for Overlay {
         self.overrule(&step.trunk, out);
     }
 
+    fn epoch(&mut self) -> u64 {
+        match &mut self.under {
+            Under::Model { executor, .. } => executor.epoch(),
+            Under::Table { .. } => 0,
+        }
+    }
+
     fn checkpoint_bytes(&self, checkpoint: CheckpointId) -> Option<Vec<u8>> {
         match &self.under {
             Under::Model { executor, .. } => executor.checkpoint_bytes(checkpoint),

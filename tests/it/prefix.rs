@@ -1,0 +1,134 @@
+//! The prefix cache over models of every family: an answer behind a hit is bit for bit that of a cold run, and so is
+//! what its windows were made of.
+
+use std::sync::Arc;
+
+use engine::api::{Miss, Report, Sampling, Strategy, Submission};
+use engine::exec::{CpuExecutor, ExecOptions};
+use engine::ids::{Ticket, TokenId};
+use engine::limits::{CHECKPOINT_TAIL, Limits};
+use engine::step::Executor;
+use engine_bin::menu::BUILT_IN;
+use engine_tests::drive::{Cell, Subject};
+use engine_tests::toy::{Rig, submission};
+
+use crate::stages;
+
+const CONTEXT: usize = 640;
+
+fn limits() -> Limits {
+    Limits { prefix_cache: true, checkpoints: 16, ..Limits::new(2, CONTEXT) }
+}
+
+fn rig(subject: &Subject, limits: &Limits) -> Rig {
+    let model = Arc::clone(&subject.opened.model);
+    of_executor(subject, limits, Box::new(CpuExecutor::new(model, limits.clone(), ExecOptions::default())))
+}
+
+fn of_executor(subject: &Subject, limits: &Limits, executor: Box<dyn Executor>) -> Rig {
+    Rig::of_executor(limits, executor, Arc::clone(&subject.opened.pieces))
+}
+
+fn ask(ticket: u64, prompt: &[TokenId], strategy: Strategy, temperature: f32) -> Submission {
+    let ids: Vec<u32> = prompt.iter().map(|t| t.0).collect();
+    let speculation = Cell { strategy, window: 7, ..Cell::reference(0.0) }.speculation();
+    let sampling = Sampling { temperature, top_k: 40, seed: 11, ..Sampling::greedy() };
+    let mut s = Submission { sampling, ..submission(ticket, &ids, 24, speculation) };
+    s.speculation.mtp_tokens = BUILT_IN.mtp_tokens;
+    // Answers have a length of their own, so that what follows stands at any place of a page.
+    s.stop.ignore_eos = true;
+    s
+}
+
+fn run(rig: &mut Rig, s: &Submission) -> Report {
+    rig.submit(s);
+    rig.settle();
+    rig.of(s.ticket.0).report.clone().expect("it ended")
+}
+
+/// A conversation that grows by what the model said and by what somebody says then, told `say` turn by turn.
+fn talk(subject: &Subject, mut say: impl FnMut(u64, &[TokenId]) -> Vec<TokenId>) {
+    let words = subject.prompts.iter().max_by_key(|p| p.len()).expect("a prompt");
+    let mut prompt = words[..150.min(words.len())].to_vec();
+    for turn in 0..4 {
+        let answer = say(turn, &prompt);
+        prompt.extend(answer);
+        prompt.extend(words.iter().cycle().skip(turn as usize * 7).take(33 + turn as usize));
+    }
+}
+
+#[test]
+fn an_answer_behind_a_hit_is_that_of_a_cold_run() {
+    for subject in stages::subjects() {
+        for (strategy, temperature) in subject.strategies().into_iter().flat_map(|s| [(s, 0.0), (s, 0.8)]) {
+            let mut warm = rig(&subject, &limits());
+            let stateful = warm.world.ledger.prefix.is_stateful();
+            let mut before = 0;
+            talk(&subject, |turn, prompt| {
+                let s = ask(turn, prompt, strategy, temperature);
+                let report = run(&mut warm, &s);
+                let mut cold = rig(&subject, &Limits { prefix_cache: false, ..limits() });
+                let cold_report = run(&mut cold, &s);
+                let (got, want) = (&warm.of(turn).outcome, &cold.of(turn).outcome);
+                let name = format!("{}, {strategy:?} at {temperature}, turn {turn}", subject.name);
+                assert_eq!(got, want, "{name}");
+                assert_eq!((report.total, report.steps), (cold_report.total, cold_report.steps), "{name}");
+                assert_eq!(cold_report.cache_miss, Some(Miss::Disabled));
+                let least = if turn == 0 { 0 } else { before - if stateful { CHECKPOINT_TAIL as u64 } else { 0 } };
+                assert!(report.cached_tokens >= least, "{name}: {} cached of {before}", report.cached_tokens);
+                before = report.prompt_tokens;
+                got.tokens.clone()
+            });
+            warm.assert_empty();
+        }
+    }
+}
+
+#[test]
+fn rows_that_share_pages_do_not_touch_each_other() {
+    for subject in stages::subjects() {
+        let strategy = *subject.strategies().last().expect("one at least");
+        let words = subject.prompts.iter().max_by_key(|p| p.len()).expect("a prompt");
+        let start = &words[..100.min(words.len())];
+        let mut warm = rig(&subject, &limits());
+        run(&mut warm, &ask(0, start, strategy, 0.0));
+        let all: Vec<Submission> = (1..5)
+            .map(|ticket| {
+                let more = words.iter().cycle().skip(ticket as usize * 5).take(20).copied();
+                let prompt: Vec<TokenId> = start.iter().copied().chain(more).collect();
+                ask(ticket, &prompt, strategy, 0.0)
+            })
+            .collect();
+        all.iter().for_each(|s| warm.submit(s));
+        warm.settle();
+        for s in &all {
+            let mut cold = rig(&subject, &Limits { prefix_cache: false, ..limits() });
+            run(&mut cold, s);
+            assert_eq!(warm.of(s.ticket.0).outcome, cold.of(s.ticket.0).outcome, "{}", subject.name);
+            assert!(warm.of(s.ticket.0).report.as_ref().unwrap().cached_tokens >= 60, "{}", subject.name);
+        }
+        assert!(all.iter().all(|s| s.ticket != Ticket(0)));
+    }
+}
+
+#[test]
+fn two_stages_keep_prefixes_as_one_process_does() {
+    for subject in stages::subjects().into_iter().filter(|s| s.trunk() > 1) {
+        let strategy = *subject.strategies().last().expect("one at least");
+        let cell = Cell { strategy, window: 7, parallel: 2, ..Cell::reference(0.0) };
+        let (executor, _) = stages::staged(&subject, &cell, 1);
+        let limits = cell.limits();
+        assert!(limits.prefix_cache && limits.checkpoints > 0);
+        let mut two = of_executor(&subject, &limits, Box::new(executor));
+        let mut one = rig(&subject, &limits);
+        talk(&subject, |turn, prompt| {
+            let s = ask(turn, prompt, strategy, 0.0);
+            let (a, b) = (run(&mut one, &s), run(&mut two, &s));
+            let (got, want) = (&two.of(turn).outcome, &one.of(turn).outcome);
+            assert_eq!(got, want, "{}, turn {turn}", subject.name);
+            assert_eq!((a.total, a.cached_tokens), (b.total, b.cached_tokens), "{}, turn {turn}", subject.name);
+            assert_eq!(b.cached_tokens > 20, turn > 0, "{}, turn {turn}", subject.name);
+            got.tokens.clone()
+        });
+    }
+}
