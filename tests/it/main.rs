@@ -19,6 +19,7 @@ mod smollm;
 mod stages;
 mod suffix;
 mod sweep;
+mod terminal;
 mod tick;
 mod tidy;
 mod tokenizers;

@@ -90,6 +90,23 @@ const UNFINISHED: &[&str] = &[concat!("to", "do!("), concat!("unimple", "mented!
 /// what asks the system itself, what syncs a folder. Whatever else opens a file that somebody names asks `engine_io::plain`.
 const OPENERS: &[&str] = &["bin/src/flags.rs", "bin/src/hub/download.rs", "bin/src/pack/output.rs", "io/src/plain.rs"];
 
+/// The file that writes to terminals.
+const PRINTER: &str = "bin/src/report.rs";
+
+/// What writes to a terminal, or starts what does. The lines that show how far a long run is hold words of ours alone.
+const PRINTS: &[&str] = &[
+    "print!(",
+    "println!(",
+    "dbg!(",
+    "io::stdout",
+    "io::stderr",
+    "stdout()",
+    "stderr()",
+    "tracing_subscriber",
+    "::parse()",
+    ".print()",
+];
+
 /// A file longer than this holds more than one idea. Lower it when the longest file allows.
 const LONGEST_FILE: usize = 900;
 
@@ -150,10 +167,16 @@ fn nothing_is_left_unfinished() {
     complain_by_line(tracked().into_iter().filter(|path| path.ends_with(".rs")), unfinished);
 }
 
-/// They panic where nobody reads, which turns any exit code into 101; `engine_bin::report` does not.
+/// `engine_bin::report` writes out what a terminal would obey, and does not panic where nobody reads, which would turn any
+/// exit code into 101.
 #[test]
 fn programs_print_in_one_place() {
-    complain_by_line(tracked().into_iter().filter(|path| path.starts_with("bin/src/")), panicking_print);
+    let rooms = ["bin/src/", "bin/capi/src/", "engine/src/", "io/src/", "kernels/src/"];
+    let sources = tracked().into_iter().filter(|path| rooms.iter().any(|room| path.starts_with(room)));
+    complain_by_line(
+        sources.filter(|path| path.ends_with(".rs") && !path.ends_with("tests.rs") && path != PRINTER),
+        printing,
+    );
 }
 
 /// A pipe in the place of a file keeps its reader waiting; `engine_io::plain` does not wait.
@@ -217,8 +240,19 @@ fn every_rule_can_complain() {
         assert!(opening(line).is_none(), "{line}");
     }
 
-    assert!(panicking_print("    eprintln!(\"error: {error}\");").is_some());
-    assert!(panicking_print("// println!() panics").is_none());
+    for line in [
+        "    eprintln!(\"error: {error}\");",
+        "    let mut out = io::stdout().lock();",
+        "    log.with_writer(std::io::stderr).init();",
+        "    tracing_subscriber::fmt().init();",
+        "    let cli = Cli::parse();",
+        "    if let Err(e) = report::usage(error.print()) {",
+    ] {
+        assert!(printing(line).is_some(), "{line}");
+    }
+    for line in ["// println!() panics", "ProgressDrawTarget::stderr()", "text.parse()", "report::print(text)"] {
+        assert!(printing(line).is_none(), "{line}");
+    }
 
     let entry = |name: &str, source: &str| format!("[[package]]\nname = \"{name}\"\nsource = \"{source}\"\n");
     let registry = format!("registry+https://github.com/rust-lang/{}", concat!("cra", "tes.io-index"));
@@ -275,10 +309,10 @@ fn unfinished(line: &str) -> Option<String> {
     UNFINISHED.iter().find(|mark| line.contains(*mark)).map(|mark| format!("{mark}: finish it or take it out"))
 }
 
-fn panicking_print(line: &str) -> Option<String> {
-    let code = line.split("//").next().unwrap_or_default();
-    let found = ["eprintln!(", "println!(", "eprint!(", "print!("].into_iter().find(|macro_| code.contains(macro_));
-    found.map(|macro_| format!("{macro_} panics when its reader has gone; use engine_bin::report"))
+fn printing(line: &str) -> Option<String> {
+    let code = line.split("//").next().unwrap_or_default().replace("ProgressDrawTarget::stderr()", "");
+    let found = PRINTS.iter().find(|call| code.contains(**call));
+    found.map(|call| format!("{call} prints what it is given as it is; use engine_bin::report"))
 }
 
 fn opening(line: &str) -> Option<String> {

@@ -91,8 +91,7 @@ fn parse<T: serde::de::DeserializeOwned>(path: &Path) -> Result<T, Failure> {
 }
 
 fn print(value: &impl serde::Serialize) -> Result<(), Failure> {
-    let text = serde_json::to_string(value).map_err(failed)?;
-    say(&format!("{text}\n"))
+    report::print_json(value).map_err(failed)
 }
 
 fn say(text: &str) -> Result<(), Failure> {
@@ -100,7 +99,10 @@ fn say(text: &str) -> Result<(), Failure> {
 }
 
 fn main() -> ExitCode {
-    let verb = Cli::parse().verb;
+    let verb = match Cli::try_parse() {
+        Ok(cli) => cli.verb,
+        Err(error) => return report::usage(&error),
+    };
     let guarded = engine_io::mmap::install_fault_handler().map_err(failed);
     let guarded = guarded.and_then(|()| report::outlive_size_limits().map_err(failed));
     let done = guarded.and_then(|()| match verb {

@@ -58,14 +58,7 @@ enum Verb {
 fn main() -> ExitCode {
     let mut verb = match Cli::try_parse_from(long_names(std::env::args_os())) {
         Ok(cli) => cli.verb,
-        Err(error) => {
-            // Help and version are no errors: clap knows where each goes and what it is worth.
-            if let Err(unwritten) = report::printed(error.print()) {
-                report::error(unwritten);
-                return ExitCode::FAILURE;
-            }
-            return ExitCode::from(error.exit_code() as u8);
-        }
+        Err(error) => return report::usage(&error),
     };
     if let Err(error) = engine_io::mmap::install_fault_handler() {
         report::error(chain(&error));

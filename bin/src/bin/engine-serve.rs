@@ -1,7 +1,6 @@
 //! `engine-serve`: serves a model over HTTP. Exit codes: 0 done, 1 failed, 2 usage, 3 refused input, 70 internal,
 //! 130 and 143 after a second signal.
 
-use std::io::IsTerminal as _;
 use std::process::ExitCode;
 use std::sync::{Arc, OnceLock};
 use std::thread;
@@ -17,7 +16,6 @@ use engine_bin::stage::{self, serve::StopHandle};
 use engine_io::digest::Sha256;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
-use tracing_subscriber::EnvFilter;
 
 /// How often the loading of a model is asked whether it is still wanted.
 const LOOK_AFTER_SERVER: Duration = Duration::from_millis(10);
@@ -40,14 +38,7 @@ fn main() -> ExitCode {
     };
     let args = match LowArgs::parse_line(std::env::args_os()) {
         Ok(args) => args,
-        Err(error) => {
-            // Help and version are no errors: clap knows where each goes and what it is worth.
-            if let Err(unwritten) = report::printed(error.print()) {
-                report::error(unwritten);
-                return ExitCode::FAILURE;
-            }
-            return ExitCode::from(error.exit_code() as u8);
-        }
+        Err(error) => return report::usage(&error),
     };
     let args = match args.resolve() {
         Ok(args) => args,
@@ -56,11 +47,7 @@ fn main() -> ExitCode {
             return ExitCode::from(2);
         }
     };
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
-    let ansi = std::io::stderr().is_terminal();
-    // A line that nobody reads is no error: the default would complain of it to the same stderr, and panic.
-    let log = tracing_subscriber::fmt().with_env_filter(filter).with_ansi(ansi).log_internal_errors(false);
-    log.with_writer(std::io::stderr).init();
+    report::log();
     match run(args, signals) {
         Ok(code) => ExitCode::from(code),
         Err(error) => {

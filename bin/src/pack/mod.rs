@@ -80,7 +80,7 @@ pub fn end_with<R: Serialize>(
 
 fn print<R: Serialize>(found: &R, json: bool, text: impl FnOnce(&R) -> String) -> io::Result<()> {
     match json {
-        true => report::print(&format!("{}\n", serde_json::to_string(found)?)),
-        false => report::print(&report::plain(&text(found))),
+        true => report::print_json(found),
+        false => report::print(&text(found)),
     }
 }

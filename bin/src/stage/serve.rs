@@ -3,7 +3,7 @@
 //!
 //! It outlives its peers: whatever a connection was or did, the next one begins with nothing.
 
-use std::io::{self, Write as _};
+use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -25,6 +25,7 @@ use super::flags::address;
 use super::handshake::{self, Accepted, Key};
 use crate::flags::ServeArgs;
 use crate::memory::{Setting, Subject};
+use crate::report;
 use crate::serve::limits;
 use crate::serve::start::{self, Files, LoadError};
 use crate::watch;
@@ -232,9 +233,6 @@ pub fn run(
     ready(server.handle());
     let Accepted { facts: Facts { stage, .. }, shape, .. } = server.door.accepted();
     tracing::info!(%stage, mtp = shape.mtp, "serving the last stage");
-    let mut stdout = io::stdout();
-    writeln!(stdout, "listening for stage 0 on {}", server.address())
-        .and_then(|()| stdout.flush())
-        .map_err(|e| io::Error::new(e.kind(), format!("cannot write to stdout: {e}")))?;
+    report::print(&format!("listening for stage 0 on {}\n", server.address()))?;
     Ok(server.run()?)
 }
