@@ -252,4 +252,19 @@ mod tests {
         assert!(matches!(door.guests[0].next, Next::Offer { .. }), "the one that spoke is the oldest that is left");
         drop((early, silent));
     }
+
+    #[test]
+    fn whoever_takes_too_long_leaves() {
+        let mut ear = Ear::new().unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0".parse().unwrap()).unwrap();
+        let mut door = Door::new(listener, Key::default(), accepted(), &mut ear).unwrap();
+        let streams = [(); 2].map(|()| TcpStream::connect(door.address().unwrap()).unwrap());
+        assert!(door.look(&mut ear, false).is_none());
+        assert_eq!(door.guests.len(), 2);
+        door.guests[0].until = Instant::now();
+        assert!(door.until() <= Some(Instant::now()), "nobody sleeps longer than that");
+        assert!(door.look(&mut ear, false).is_none());
+        assert_eq!(door.guests.len(), 1);
+        drop(streams);
+    }
 }

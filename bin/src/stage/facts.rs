@@ -203,3 +203,54 @@ fn tensors(file: &ModelFile) -> Vec<(u64, u64)> {
     };
     file.tensors().iter().take(TENSORS_MAX).map(one).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn facts() -> Facts {
+        Facts {
+            program: String::from("1.2.3"),
+            metadata: [5; 32],
+            tensors: vec![(1, 10), (2, 20), (3, 30)],
+            numbers: NUMBERS.iter().zip(7..).map(|(name, n)| (*name, n)).collect(),
+            stage: Stage { first: BlockId(0), end: BlockId(2), trunk: 5 },
+        }
+    }
+
+    /// Every field alone.
+    #[test]
+    fn two_sides_that_differ_in_anything_do_not_fit_and_it_is_said_in_what() {
+        let first = facts();
+        let honest = Facts {
+            tensors: vec![(3, 30), (4, 40)],
+            stage: Stage { first: BlockId(2), end: BlockId(5), trunk: 5 },
+            ..facts()
+        };
+        assert_eq!(first.fits(&honest), Ok(()));
+        let refused = |change: &dyn Fn(&mut Facts), words: &[&str]| {
+            let mut last = honest.clone();
+            change(&mut last);
+            let error = first.fits(&last).expect_err(words[0]);
+            assert!(words.iter().all(|word| error.contains(word)), "{error} does not say {words:?}");
+        };
+        refused(&|f| f.program = String::from("1.2.4"), &["version 1.2.3", "1.2.4"]);
+        refused(&|f| f.metadata[31] ^= 1, &["metadata differ"]);
+        refused(&|f| f.tensors[0].1 += 1, &["1 of 1 tensors"]);
+        for (i, (name, n)) in NUMBERS.iter().zip(7..).enumerate() {
+            refused(&|f| f.numbers[i].1 = 99, &[name, &format!("is {n} at stage 0 and 99 at stage 1")]);
+        }
+        let stages: [fn(&mut Stage); 5] = [
+            |s| s.first = BlockId(1),
+            |s| s.first = BlockId(3),
+            |s| s.end = BlockId(4),
+            |s| s.trunk = 6,
+            |s| *s = Stage { first: BlockId(0), end: BlockId(2), trunk: 5 },
+        ];
+        for change in stages {
+            refused(&|f| change(&mut f.stage), &["--stage-split"]);
+        }
+        let late = Facts { stage: Stage { first: BlockId(1), ..first.stage }, ..facts() };
+        assert!(late.fits(&honest).is_err(), "a first stage has the first block");
+    }
+}

@@ -224,3 +224,25 @@ pub fn put_reason(out: &mut Vec<u8>, reason: &str) {
 pub fn take_reason(body: &[u8]) -> Result<String, WireError> {
     Take::new(body).text("a reason", REASON_BYTES)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// It stands for this side in this connection: neither what the peer sent nor what was seen before can be sent back.
+    #[test]
+    fn a_proof_is_of_one_key_one_side_and_both_nonces() {
+        let [key, other] =
+            ["correct horse battery staple", "correct horse battery stapler"].map(|k| Key(Some(k.into())));
+        let (a, b) = ([1; 32], [2; 32]);
+        let proof = key.proof(FIRST, &a, &b);
+        assert!(key.check(FIRST, &a, &b, &proof));
+        assert!(!other.check(FIRST, &a, &b, &proof), "another key");
+        assert!(!key.check(LAST, &a, &b, &proof), "the other side");
+        assert!(!key.check(FIRST, &[3; 32], &b, &proof), "another first nonce");
+        assert!(!key.check(FIRST, &a, &[3; 32], &proof), "another second nonce");
+        assert!(!key.check(FIRST, &b, &a, &proof), "in another order");
+        assert!(!key.check(FIRST, &a, &b, &[0; 32]), "none at all");
+        assert_ne!(nonce().unwrap(), nonce().unwrap());
+    }
+}

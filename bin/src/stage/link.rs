@@ -442,4 +442,24 @@ mod tests {
         *session.lock() = Some(2);
         assert_eq!(link.session(), Some(2));
     }
+
+    #[test]
+    fn jobs_of_a_session_that_is_over_are_answered_and_not_sent() {
+        let (jobs, taken) = channel::bounded(4);
+        let (done, answers) = channel::bounded(4);
+        let mut mail = Mail { jobs: taken, done, session: Some(2), waiting: None };
+        jobs.send(Job::Request { session: 1, sequence: 9, frame: Vec::new() }).expect("room");
+        jobs.send(Job::Reject { session: 1, reason: String::new() }).expect("room");
+        mail.look().expect("nothing of this session is wrong");
+        assert!(mail.waiting.is_none());
+        assert!(matches!(answers.try_recv(), Ok(Done { session: 1, sequence: 9, reply: None })));
+        jobs.send(Job::Request { session: 2, sequence: 1, frame: vec![7] }).expect("room");
+        mail.look().expect("a job");
+        assert_eq!(mail.waiting, Some((1, vec![7])));
+        jobs.send(Job::Reject { session: 2, reason: String::from("no reply") }).expect("room");
+        let error = mail.look().expect_err("its session is to end").to_string();
+        assert!(error.contains("no reply"), "{error}");
+        drop(jobs);
+        assert!(matches!(mail.look(), Err(ConnError::Stopped)));
+    }
 }

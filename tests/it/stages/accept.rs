@@ -62,7 +62,7 @@ fn table(state: StateSlot, positions: u32) -> Vec<PageId> {
 }
 
 /// `rows` rows from `position` on; ruled from the last committed row on where there are drafts.
-fn pass(state: StateSlot, position: u32, rows: u32, committed: u32) -> TrunkWork {
+pub fn pass(state: StateSlot, position: u32, rows: u32, committed: u32) -> TrunkWork {
     let page = table(state, position + rows);
     let mut out = TrunkWork {
         state: vec![state],
@@ -89,7 +89,7 @@ fn pass(state: StateSlot, position: u32, rows: u32, committed: u32) -> TrunkWork
     out
 }
 
-fn draft(state: StateSlot, position: u32, tokens: u32, depth: u32) -> MtpWork {
+pub fn draft(state: StateSlot, position: u32, tokens: u32, depth: u32) -> MtpWork {
     let page = table(state, position + tokens + depth);
     MtpWork {
         state: vec![state],
@@ -152,6 +152,18 @@ fn what_contradicts_what_was_said_before_is_refused_by_name() {
             "not there to be restored",
         ),
         (
+            vec![
+                filled(&[]),
+                ops(&[
+                    save(1),
+                    SlotOp::Drop { checkpoint: CheckpointId(1) },
+                    SlotOp::Restore { checkpoint: CheckpointId(1), state: OTHER },
+                ]),
+            ],
+            false,
+            "not there to be restored",
+        ),
+        (
             vec![filled(&[]), ops(&[SlotOp::Fork { from: S, to: OTHER }]), trunk(pass(OTHER, 23, 2, 1))],
             false,
             "rows from 23 on, and the sequence has 21 positions",
@@ -178,25 +190,146 @@ fn what_contradicts_what_was_said_before_is_refused_by_name() {
         assert!(error.to_string().contains("the sequence has 0 positions"), "{error}");
         assert_eq!(bits(talk.begin().expect("an honest beginning")), want, "after {reason:?}");
     }
+    // One that is dropped makes room for another.
+    talk.begin().expect("an honest beginning");
+    let drop = SlotOp::Drop { checkpoint: CheckpointId(1) };
+    for step in [filled(&[]), ops(&[save(1), save(2), drop, save(3)])] {
+        talk.say(&step, false).expect("two at a time");
+    }
 }
 
-/// What was drafted ahead is an answer to the very tokens that it was drafted from, and to no others.
+/// What a message may not say either, and a Ledger in the same process is told by this alone.
 #[test]
-fn drafts_made_ahead_answer_their_own_tokens_alone() {
-    let subject = Subject::built_in();
-    let mut talk = Talk::new(&subject);
+fn a_step_is_held_against_the_capacities_whoever_brings_it() {
+    let mut talk = Talk::new(&Subject::built_in());
+    talk.begin().expect("an honest beginning");
+    let refused = |step: Step, reason: &str| {
+        let error = talk.last.executor().check(&step).expect_err(reason);
+        assert!(error.contains(reason), "{error} does not say {reason}");
+    };
+    let trunk = |change: &dyn Fn(&mut TrunkWork)| {
+        let mut trunk = pass(S, 23, 3, 1);
+        change(&mut trunk);
+        Step { trunk, ..Step::default() }
+    };
+    assert_eq!(talk.last.executor().check(&trunk(&|_| {})), Ok(()));
+    let (rows, vocab) = (talk.agreed.limits.step_rows as u32, talk.agreed.vocab_rows as u32);
+    refused(Step { trunk: pass(S, 23, rows + 1, rows + 1), ..Step::default() }, "rows in a step of at most");
+    refused(trunk(&|t| t.token[2] = TokenId(vocab)), "outside the vocabulary");
+    refused(trunk(&|t| t.committed[0] = 0), "0 of 3 rows committed");
+    refused(trunk(&|t| t.committed[0] = 4), "4 of 3 rows committed");
+    refused(Step { trunk: pass(S, 23, 7, 1), ..Step::default() }, "a window of 6 drafts, at most 5");
+    refused(trunk(&|t| t.page_start[1] = 1), "1 pages for 26 positions");
+    let twice = |trunk: &mut TrunkWork| {
+        let again = trunk.clone();
+        trunk.state.push(S);
+        trunk.position.push(26);
+        trunk.committed.push(1);
+        trunk.token.extend(&again.token);
+        trunk.row_start.push(6);
+        trunk.page.extend(&again.page);
+        trunk.page_start.push(trunk.page.len() as u32);
+    };
+    refused(trunk(&twice), "twice in one trunk pass");
+    let mtp = |change: &dyn Fn(&mut MtpWork)| {
+        let mut mtp = draft(S, 20, 2, 3);
+        change(&mut mtp);
+        Step { mtp, ..Step::default() }
+    };
+    assert_eq!(talk.last.executor().check(&mtp(&|_| {})), Ok(()));
+    refused(mtp(&|m| (m.token_start[1], m.depth[0]) = (0, 2)), "a chain of 2 drafts starts at no token");
+    refused(mtp(&|m| m.page_start[1] = 1), "1 pages for 24 positions");
+    let twice = |m: &mut MtpWork| {
+        m.state.push(S);
+        m.position.push(22);
+        m.depth.push(0);
+        m.token_start.push(2);
+        m.page_start.push(m.page.len() as u32);
+    };
+    refused(mtp(&twice), "twice in one MTP pass");
+}
+
+impl Talk {
+    /// A chain of three from the anchor at 21, verified by the pass behind it: the next chain is foreseen, and returned,
+    /// with the cut that goes before it.
+    fn foresee(&mut self, state: StateSlot) -> (SlotOp, MtpWork) {
+        let cut = SlotOp::Truncate { state, kv_len: 21 };
+        let step = Step { ops: vec![cut], mtp: draft(state, 20, 2, 3), trunk: pass(state, 21, 3, 1) };
+        let verdict = self.say(&step, false).expect("a tick");
+        let accepted = verdict.accepted[0];
+        let mut chain = draft(state, 22, accepted + 1, 3);
+        chain.token = step.trunk.token[1..1 + accepted as usize].to_vec();
+        chain.token.push(verdict.next[0]);
+        chain.page.clone_from(&step.trunk.page);
+        chain.page_start = vec![0, chain.page.len() as u32];
+        (SlotOp::Truncate { state, kv_len: 22 + accepted }, chain)
+    }
+}
+
+/// What was drafted ahead is an answer to the very work that it was drafted for, behind operations that leave it true, and
+/// to no other.
+#[test]
+fn drafts_made_ahead_answer_their_own_work_alone() {
+    let mut talk = Talk::new(&Subject::built_in());
+    type Change = fn(&mut Vec<SlotOp>, &mut MtpWork);
+    let cases: [(&str, bool, Change); 10] = [
+        ("nothing", true, |_, _| {}),
+        ("fewer", true, |_, chain| chain.depth[0] = 1),
+        ("a page that is copied away", true, |ops, _| ops.push(SlotOp::CopyPage { from: PageId(0), to: PageId(30) })),
+        ("another sequence that is reset", true, |ops, _| ops.push(SlotOp::Reset { state: OTHER })),
+        ("another token", false, |_, chain| chain.token.iter_mut().for_each(|t| t.0 ^= 1)),
+        ("another least probability", false, |_, chain| chain.p_min[0] = 0.25),
+        ("more", false, |_, chain| chain.depth[0] = 4),
+        ("another page", false, |_, chain| chain.page[0] = PageId(31)),
+        ("a page that is overwritten", false, |ops, _| ops.push(SlotOp::CopyPage { from: PageId(30), to: PageId(0) })),
+        ("a sequence that is another's", false, |ops, _| {
+            ops.splice(0..0, [SlotOp::Fork { from: OTHER, to: S }]);
+        }),
+    ];
+    for (what, answered, change) in cases {
+        talk.begin().expect("an honest beginning");
+        talk.say(&Step { ops: vec![SlotOp::Fork { from: S, to: OTHER }], ..Step::default() }, false).expect("a fork");
+        // Where both stand alike, nothing but what was foreseen tells them apart.
+        talk.foresee(OTHER);
+        let (cut, mut chain) = talk.foresee(S);
+        let mut ops = vec![cut];
+        change(&mut ops, &mut chain);
+        let wanted = chain.depth[0] as usize;
+        let asked = talk.say(&Step { ops, mtp: chain, ..Step::default() }, true);
+        match answered {
+            true => assert_eq!(asked.unwrap_or_else(|e| panic!("{what}: {e}")).draft.len(), wanted, "{what}"),
+            false => assert!(asked.expect_err(what).to_string().contains("taken for answered"), "{what}"),
+        }
+    }
+}
+
+/// A cut to fewer rows than was foreseen, and others in their place: the hidden rows are no longer those that were drafted
+/// from, though the tokens are.
+#[test]
+fn drafts_made_ahead_end_with_the_rows_that_they_stand_on() {
+    let mut talk = Talk::new(&Subject::built_in());
+    talk.begin().expect("an honest beginning");
+    let cut = SlotOp::Truncate { state: S, kv_len: 21 };
+    let mut step = Step { ops: vec![cut], mtp: draft(S, 20, 2, 3), trunk: pass(S, 21, 3, 1) };
+    // What it will choose behind the anchor, so that a draft is accepted.
+    let verdict = talk.say(&step, false).expect("a tick");
+    if verdict.accepted == [0] {
+        step.trunk.token[1] = verdict.next[0];
+    }
     for other in [false, true] {
         talk.begin().expect("an honest beginning");
-        let cut = SlotOp::Truncate { state: S, kv_len: 21 };
-        // A chain from the anchor at 21, verified by the pass behind it: the next chain is foreseen.
-        let step = Step { ops: vec![cut], mtp: draft(S, 20, 2, 3), trunk: pass(S, 21, 3, 1) };
         let verdict = talk.say(&step, false).expect("a tick");
-        let (accepted, next) = (verdict.accepted[0], verdict.next[0]);
+        let accepted = verdict.accepted[0];
+        assert!(accepted > 0);
         let mut chain = draft(S, 22, accepted + 1, 3);
-        chain.token = step.trunk.token[1..1 + accepted as usize].to_vec();
-        chain.token.push(if other { TokenId(next.0 ^ 1) } else { next });
-        chain.page = step.trunk.page.clone();
+        chain.token = [&step.trunk.token[1..1 + accepted as usize], &verdict.next[..1]].concat();
+        chain.page.clone_from(&step.trunk.page);
         chain.page_start = vec![0, chain.page.len() as u32];
+        if other {
+            let ops = vec![SlotOp::Truncate { state: S, kv_len: 22 }];
+            let trunk = pass(S, 22, accepted, accepted);
+            talk.say(&Step { ops, trunk, ..Step::default() }, false).expect("another row in its place");
+        }
         let ops = vec![SlotOp::Truncate { state: S, kv_len: 22 + accepted }];
         let asked = talk.say(&Step { ops, mtp: chain, ..Step::default() }, true);
         match other {
@@ -204,6 +337,34 @@ fn drafts_made_ahead_answer_their_own_tokens_alone() {
             true => assert!(asked.expect_err("it was not").to_string().contains("taken for answered")),
         }
     }
+}
+
+/// Whatever begins a sequence anew leaves no chain behind that a pass could go on with.
+#[test]
+fn a_chain_ends_with_its_sequence() {
+    let mut talk = Talk::new(&Subject::built_in());
+    let (empty, save) = (SlotOp::Reset { state: S }, SlotOp::Save { state: S, checkpoint: CheckpointId(0) });
+    for anew in [
+        SlotOp::Reset { state: OTHER },
+        SlotOp::Fork { from: S, to: OTHER },
+        SlotOp::Restore { checkpoint: CheckpointId(0), state: OTHER },
+    ] {
+        talk.last.forget_all();
+        let ops = vec![empty, SlotOp::Reset { state: OTHER }, save];
+        talk.say(&Step { ops, mtp: draft(OTHER, 0, 1, 1), ..Step::default() }, false).expect("a chain");
+        let step = Step { ops: vec![anew], trunk: pass(OTHER, 0, 3, 1), ..Step::default() };
+        talk.say(&step, false).unwrap_or_else(|error| panic!("{anew:?}: {error}"));
+    }
+}
+
+/// MTP work for a model whose last stage drafts nothing.
+#[test]
+fn a_last_stage_without_a_block_refuses_its_work() {
+    let Some(subject) = subjects().into_iter().find(|s| !s.strategies().iter().any(|s| s.uses_mtp())) else { return };
+    let mut talk = Talk::new(&subject);
+    talk.begin().expect("an honest beginning");
+    let error = talk.say(&Step { mtp: draft(S, 0, 2, 1), ..Step::default() }, false).expect_err("there is no block");
+    assert!(error.to_string().contains("there is no MTP block"), "{error}");
 }
 
 /// A few requests of a run, in their order.

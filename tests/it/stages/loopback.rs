@@ -1,9 +1,12 @@
 //! Both stages in one process with bytes between them: tokens, accounting, and drafts that were made ahead.
 
 use engine::api::{Strategy, WindowPolicy};
+use engine::ids::StateSlot;
+use engine::step::{Executor as _, MtpWork, SlotOp, Step, StepResult, TrunkWork};
 use engine_bin::embed::Outcome;
 use engine_tests::drive::{Cell, Subject, run, run_on};
 
+use super::accept::{draft, pass};
 use super::{staged, staged_with, subjects};
 
 /// Every strategy with every width; the other settings vary along, so that each meets each.
@@ -80,4 +83,40 @@ fn drafts_made_ahead_are_those_made_when_asked_for() {
             without.exchanges
         );
     }
+}
+
+/// A chain that is answered here goes along with the next pass; operations that come with that pass stay behind it, and are
+/// not lost.
+#[test]
+fn operations_stay_behind_work_that_waits() {
+    let subject = Subject::built_in();
+    let cell = Cell { strategy: Strategy::MtpSuffix, window: 5, parallel: 2, chunk: 32, ..Cell::reference(0.8) };
+    let (mut split, wire) = staged(&subject, &cell, 1);
+    let (s, other) = (StateSlot(0), StateSlot(1));
+    let mut run = |ops: &[SlotOp], mtp: MtpWork, trunk: TrunkWork| {
+        let mut out = StepResult::default();
+        split.run(&Step { ops: ops.to_vec(), mtp, trunk }, &mut out);
+        assert!(out.fault.iter().all(Option::is_none), "{:?}", out.fault);
+        out
+    };
+    let (no_mtp, no_trunk) = (MtpWork::default, TrunkWork::default);
+    let begin = SlotOp::Reset { state: other };
+    run(&[SlotOp::Reset { state: s }], no_mtp(), pass(s, 0, 20, 20));
+    run(&[begin], no_mtp(), pass(other, 0, 2, 2));
+    run(&[], draft(s, 0, 20, 0), no_trunk());
+    run(&[], no_mtp(), pass(s, 20, 3, 1));
+    run(&[SlotOp::Truncate { state: s, kv_len: 21 }], draft(s, 20, 2, 3), no_trunk());
+    let window = pass(s, 21, 3, 1);
+    let verdict = run(&[], no_mtp(), window.clone());
+    let accepted = verdict.accepted[0];
+    let mut chain = draft(s, 22, accepted + 1, 3);
+    chain.token = [&window.token[1..1 + accepted as usize], &verdict.next[..1]].concat();
+    chain.page.clone_from(&window.page);
+    chain.page_start = vec![0, chain.page.len() as u32];
+    let before = wire.0.lock().exchanges;
+    run(&[SlotOp::Truncate { state: s, kv_len: 22 + accepted }], chain, no_trunk());
+    assert_eq!(wire.0.lock().exchanges, before, "it was foreseen, and waits");
+    // Were its reset lost, the last stage would refuse a pass from 0 on.
+    run(&[begin], no_mtp(), pass(other, 0, 3, 3));
+    assert_eq!(wire.0.lock().exchanges, before + 2);
 }

@@ -54,6 +54,18 @@ pub struct Wire {
     pub exchanges: usize,
     /// The session ends at this exchange: before the request arrives, or with its reply on the way.
     pub lose_at: Option<(usize, bool)>,
+    /// How often the first stage has asked for the session.
+    pub looks: usize,
+    /// When it asks for that time, there has been another connection.
+    pub renew_at: Option<usize>,
+}
+
+impl Wire {
+    /// A connection after one that was lost.
+    fn reconnect(&mut self) {
+        self.last.forget_all();
+        self.session = Some(self.looks as u64 + 2);
+    }
 }
 
 /// The last stage in this process, behind the bytes that a socket would carry.
@@ -62,21 +74,24 @@ pub struct Memory(pub Arc<Mutex<Wire>>);
 
 impl Memory {
     pub fn new(last: LastStage) -> Self {
-        let wire = Wire { last, session: Some(1), record: None, exchanges: 0, lose_at: None };
+        let wire = Wire { last, session: Some(1), record: None, exchanges: 0, lose_at: None, looks: 0, renew_at: None };
         Self(Arc::new(Mutex::new(wire)))
     }
 
     /// A connection after one that was lost.
     pub fn reconnect(&self) {
-        let mut wire = self.0.lock();
-        wire.last.forget_all();
-        wire.session = Some(wire.exchanges as u64 + 2);
+        self.0.lock().reconnect();
     }
 }
 
 impl Link for Memory {
     fn session(&self) -> Option<u64> {
-        self.0.lock().session
+        let mut wire = self.0.lock();
+        wire.looks += 1;
+        if wire.renew_at == Some(wire.looks) {
+            wire.reconnect();
+        }
+        wire.session
     }
 
     fn exchange(&mut self, session: u64, request: &[u8], reply: &mut Vec<u8>) -> Result<(), LinkLost> {

@@ -337,6 +337,7 @@ fn whoever_else_comes_is_sent_away_and_the_next_is_served() {
     };
     let garbage = b"GET / HTTP/1.1\r\nHost: example\r\nUser-Agent: somebody\r\n\r\n".to_vec();
     let cut = (0..hello.len()).step_by(5).map(|end| hello[..end].to_vec());
+    let is_old = |bytes: &[u8]| bytes.len() == hello.len() && bytes[4..6] != VERSION.to_le_bytes();
     for bytes in [garbage, old, huge, early, offer, vec![0; 4096]].into_iter().chain(cut) {
         let mut stream = TcpStream::connect(last.address).unwrap();
         stream.set_read_timeout(Some(DEADLINE)).unwrap();
@@ -345,6 +346,10 @@ fn whoever_else_comes_is_sent_away_and_the_next_is_served() {
         let mut rest = Vec::new();
         // It closes, or resets where bytes of ours were left unread.
         let _ = stream.read_to_end(&mut rest);
+        if is_old(&bytes) {
+            let text = String::from_utf8_lossy(&rest);
+            assert!(text.contains("run the same version on both sides"), "{text:?}");
+        }
     }
     let staged = first(&last, &[]);
     assert_eq!(ask(staged.address, "/v1/completions", &body("x", "off", 4)).status, 200);

@@ -5,7 +5,7 @@ use engine::ids::TokenId;
 use engine::stage::message::{Reply, put_reply, put_request, take_reply, take_request};
 use engine::stage::wire::{HEADER_BYTES, Header, Kind, Put as _, Take, VERSION, WireError, frame};
 use engine::stage::{Agreed, LastStage};
-use engine::step::{Executor as _, Step};
+use engine::step::{Executor as _, LogitEdit, Step};
 use engine_tests::drive::{Cell, Subject, run_on};
 
 use super::{Bodies, machine, staged};
@@ -191,6 +191,149 @@ fn times_and_tokens_of_a_reply_are_bounded_where_they_are_read() {
         }
         assert!(changed > 0, "change {i} found no place");
     }
+}
+
+/// A verdict of every kind that no pass can have.
+#[test]
+fn verdicts_that_cannot_be_are_refused() {
+    let (bodies, agreed) = recorded();
+    // `false`: the reply has no place for it.
+    type Change = fn(&mut Reply, &Step) -> bool;
+    let ruled = |step: &Step| !step.trunk.rules.row.is_empty();
+    let cases: [(&str, Change); 10] = [
+        ("more accepted than drafted", |r, step| {
+            let trunk = &step.trunk;
+            let Some(accepted) = r.result.accepted.first_mut() else { return false };
+            *accepted = trunk.row_start[1] - trunk.committed[0] + 1;
+            true
+        }),
+        ("nothing chosen", |r, step| {
+            let ruled = step.trunk.rules.row.first().is_some_and(|row| *row < step.trunk.row_start[1]);
+            ruled && r.result.next.first_mut().map(|next| *next = TokenId::NONE).is_some()
+        }),
+        ("a verdict less", |r, _| r.result.accepted.pop().is_some()),
+        ("a choice less", |r, _| r.result.next.pop().is_some()),
+        ("a fault more", |r, _| {
+            r.result.fault.push(None);
+            r.result.fault.len() > 1
+        }),
+        ("a log-probability less", |r, _| r.result.logprob.pop().is_some()),
+        ("a start of alternatives more", |r, _| {
+            let some = r.result.top_start.len() > 1;
+            r.result.top_start.push(0);
+            some
+        }),
+        ("a probability less", |r, _| r.result.draft_prob.pop().is_some()),
+        ("a draft more than asked for", |r, step| {
+            let Some(depth) = step.mtp.depth.first() else { return false };
+            let more = depth + 1 - r.result.draft_start[1];
+            for _ in 0..more {
+                r.result.draft.insert(0, TokenId(1));
+                r.result.draft_prob.insert(0, 0.5);
+            }
+            r.result.draft_start[1..].iter_mut().for_each(|start| *start += more);
+            true
+        }),
+        ("a probability of what is drafted ahead less", |r, _| r.ahead.prob.pop().is_some()),
+    ];
+    assert!(bodies.iter().any(|(request, _)| ruled(&take_request(request, &agreed).expect("a request").step)));
+    for (what, change) in cases {
+        let mut changed = 0;
+        for (request, reply) in &bodies {
+            let step = take_request(request, &agreed).expect("a request").step;
+            let mut answer = take_reply(reply, &step, &agreed).expect("a reply");
+            if change(&mut answer, &step) {
+                let mut body = Vec::new();
+                put_reply(&mut body, &answer.result, &answer.ahead);
+                assert!(take_reply(&body, &step, &agreed).is_err(), "{what} was taken");
+                changed += 1;
+            }
+        }
+        assert!(changed > 0, "{what} found no place");
+    }
+}
+
+/// Rules that name what is not there, or draws that no row before them leads to.
+#[test]
+fn rules_that_cannot_be_followed_are_refused() {
+    let (bodies, agreed) = recorded();
+    type Change = fn(&mut Step, u32) -> bool;
+    fn last(column: &mut [u32], value: u32) -> bool {
+        column.last_mut().map(|x| *x = value).is_some()
+    }
+    let cases: [(&str, Change); 9] = [
+        ("a filter", |s, _| last(&mut s.trunk.rules.filter, 99)),
+        ("a mask", |s, _| last(&mut s.trunk.rules.mask, 0)),
+        ("alternatives", |s, vocab| last(&mut s.trunk.rules.top_n, vocab + 1)),
+        ("a row", |s, _| {
+            let rows = s.trunk.token.len() as u32;
+            last(&mut s.trunk.rules.row, rows)
+        }),
+        ("an order", |s, _| {
+            let row = &mut s.trunk.rules.row;
+            row.len() > 1 && {
+                row.swap(0, 1);
+                true
+            }
+        }),
+        ("an edit", |s, vocab| {
+            let rules = &mut s.trunk.rules;
+            rules.edit.push(LogitEdit { token: TokenId(vocab), repeat: 1.0, add: 0.0 });
+            !rules.row.is_empty() && rules.edit_start.last_mut().map(|start| *start += 1).is_some()
+        }),
+        ("a draw less", |s, _| s.trunk.rules.draw.pop().is_some()),
+        ("a draft without the row before it", |s, _| {
+            let rules = &mut s.trunk.rules;
+            let gap = rules.row.windows(3).any(|w| w[0] + 2 == w[2]) && s.trunk.state.len() == 1;
+            gap && {
+                let n = rules.row.len() - 2;
+                rules.row.remove(n);
+                rules.filter.remove(n);
+                rules.draw.remove(n);
+                rules.mask.remove(n);
+                rules.top_n.remove(n);
+                let cut = rules.edit_start[n + 1] - rules.edit_start[n];
+                rules.edit.drain(rules.edit_start[n] as usize..rules.edit_start[n + 1] as usize);
+                rules.edit_start.remove(n);
+                rules.edit_start[n..].iter_mut().for_each(|start| *start -= cut);
+                true
+            }
+        }),
+        ("a source less", |s, _| s.trunk.source.pop().is_some()),
+    ];
+    for (what, change) in cases {
+        let mut changed = 0;
+        for (request, _) in &bodies {
+            let mut read = take_request(request, &agreed).expect("a request");
+            if change(&mut read.step, agreed.vocab as u32) {
+                let mut body = Vec::new();
+                put_request(&mut body, &read.step, read.answered, &read.rows);
+                assert!(take_request(&body, &agreed).is_err(), "{what} was taken");
+                changed += 1;
+            }
+        }
+        assert!(changed > 0, "{what} found no place");
+    }
+    for (request, _) in &bodies {
+        let read = take_request(request, &agreed).expect("a request");
+        let more = [&read.rows[..], &[0.0]].concat();
+        for rows in [&more[..], &read.rows[..read.rows.len().saturating_sub(1)]] {
+            let mut body = Vec::new();
+            put_request(&mut body, &read.step, read.answered, rows);
+            assert_eq!(take_request(&body, &agreed).is_err(), rows.len() != read.rows.len(), "activations");
+        }
+    }
+}
+
+/// Before anything is made of it, whatever the bytes behind it.
+#[test]
+fn a_length_above_what_was_agreed_is_refused() {
+    let mut body = Vec::new();
+    body.put_words([1, 2, 3].into_iter());
+    assert_eq!(Take::new(&body).words("words", 3, |x| x), Ok(vec![1, 2, 3]));
+    let error = WireError::TooMuch { what: "words", found: 3, most: 2 };
+    assert_eq!(Take::new(&body).words("words", 2, |x| x), Err(error.clone()));
+    assert_eq!(Take::new(&body).bytes("words", 2).map(<[u8]>::len), Err(error));
 }
 
 #[test]
