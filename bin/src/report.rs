@@ -107,7 +107,7 @@ pub fn is_hidden(c: char) -> bool {
 }
 
 /// A text for people, with what names and values from files could hide in it written out. Lines and tabs are its own.
-pub fn plain(text: &str) -> Cow<'_, str> {
+fn plain(text: &str) -> Cow<'_, str> {
     written_out(text, |c| is_hidden(c) && !matches!(c, '\n' | '\t'), |c, out| out.extend(c.escape_unicode()))
 }
 
