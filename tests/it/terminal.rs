@@ -28,7 +28,7 @@ fn odd_model(folder: &Path) -> PathBuf {
     path
 }
 
-fn odd_recording(folder: &Path) -> PathBuf {
+fn odd_recording(folder: &Path) {
     let session = Session {
         id: ODD.to_owned(),
         source: ODD.to_owned(),
@@ -39,7 +39,6 @@ fn odd_recording(folder: &Path) -> PathBuf {
     let mut bytes = Vec::new();
     jsonl::write(&mut bytes, &session).unwrap();
     fs::write(&path, bytes).unwrap();
-    path
 }
 
 #[track_caller]
@@ -75,10 +74,12 @@ fn the_log_of_a_server_hides_nothing() {
 #[test]
 fn what_programs_print_hides_nothing() {
     let folder = tempfile::tempdir().unwrap();
-    let (model, recording) = (odd_model(folder.path()), odd_recording(folder.path()));
-    let (model, recording) = (model.to_str().unwrap(), recording.to_str().unwrap());
+    let model = odd_model(folder.path());
+    odd_recording(folder.path());
+    // With what is no recording beside it, which is told.
+    let (model, recordings) = (model.to_str().unwrap(), folder.path().to_str().unwrap());
     let short = ["--model", model, "--threads", "1", "--mode", "live", "--repeats", "1", "--warmup", "0"];
-    let replay = [&["replay", recording, "--max-tokens", "2", "--arms", "off"], &short[..]].concat();
+    let replay = [&["replay", recordings, "--max-tokens", "2", "--arms", "off"], &short[..]].concat();
     let torn = folder.path().join(format!("{ODD}.txt"));
     fs::write(&torn, ODD).unwrap();
     let torn = torn.to_str().unwrap();
