@@ -11,7 +11,7 @@ use crate::ids::{Slot, StateSlot, Ticket, TokenId};
 use crate::limits::{Limits, LimitsError, MTP_TOKENS_DEFAULT};
 use crate::pieces::Pieces;
 use crate::rules::History;
-use crate::step::{Executor, Filters, NO_LOGPROBS, Shape, SlotOp, Source, Step, StepResult};
+use crate::step::{Executor, Fault, Filters, NO_LOGPROBS, Shape, SlotOp, Source, Step, StepResult};
 use crate::systems;
 use crate::tables::counters::{self, Counters};
 use crate::tables::outbox::Outbox;
@@ -317,6 +317,10 @@ impl World {
                     &l.limits,
                     clock.now_ns(),
                 );
+                // What was kept of a lost row in this tick is no more there than the row.
+                if result.fault.contains(&Some(Fault::Lost)) {
+                    l.prefix.forget_all(&mut l.pages, &mut step.ops);
+                }
                 step.trunk.clear();
             }
             System::Retire => {

@@ -193,8 +193,8 @@ pub enum Error {
         /// Its position in the file.
         index: u64,
     },
-    /// A key or tensor name that is not UTF-8 or too long.
-    #[error("{file}: {what} {index} has a bad name ({found}), expected UTF-8 of at most {limit} bytes")]
+    /// A key or tensor name that is not one line of UTF-8, or too long.
+    #[error("{file}: {what} {index} has a bad name ({found}), expected one line of UTF-8 of at most {limit} bytes")]
     BadName {
         /// Path of the file.
         file: String,

@@ -71,7 +71,7 @@ impl Package {
             let code = if matches!(error, Error::TooLong { .. }) { "manifest_too_large" } else { "missing_manifest" };
             issue(code, error.to_string())
         })?;
-        let manifest = json::parse(&bytes).map_err(|error| {
+        let manifest = json::parse_names(&bytes).map_err(|error| {
             // Of another version the fields need not fit.
             match serde_json::from_slice::<Version>(&bytes) {
                 Ok(Version { schema_version }) if schema_version != manifest::SCHEMA_VERSION => {

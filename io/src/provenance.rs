@@ -407,7 +407,7 @@ impl Provenance {
     /// [`ProvenanceError`].
     pub fn parse(bytes: &[u8], file: &str) -> Result<Self, ProvenanceError> {
         let record: Self =
-            json::parse(bytes).map_err(|source| ProvenanceError::Json { file: file.to_owned(), source })?;
+            json::parse_names(bytes).map_err(|source| ProvenanceError::Json { file: file.to_owned(), source })?;
         let faults = record.check();
         if !faults.is_empty() {
             return Err(ProvenanceError::Faults { file: file.to_owned(), faults });

@@ -1,6 +1,6 @@
 //! The `config.json` of a checkpoint against the metadata of the model that its head is for.
 
-use engine::model::config::{Config, Ffn};
+use engine::model::config::{Config, Ffn, Mixer};
 use serde_json::Value;
 
 /// Names of architectures in checkpoints.
@@ -59,7 +59,7 @@ pub fn check(config: &Value, target: &Config, rows: u64) -> Checked {
     for said in [of(text, "model_type"), own].into_iter().flatten() {
         let Some(name) = typed("model_type", "a name", Some(said), said.as_str().map(str::to_owned)) else { continue };
         let known = MODEL_TYPES.iter().find(|(known, _)| *known == name);
-        models.push(known.map_or(short(said), |(_, arch)| (*arch).to_owned()));
+        models.push(known.map_or_else(|| short(said), |(_, arch)| (*arch).to_owned()));
     }
     let other = models.iter().find(|model| **model != arch).or(models.first());
     compare("model_type", other.cloned(), Some(arch.to_owned()));
@@ -101,41 +101,90 @@ pub fn check(config: &Value, target: &Config, rows: u64) -> Checked {
     let float = |value: Option<&Value>| value.and_then(Value::as_f64).map(|x| (x as f32).to_string());
     let eps = of(text, "rms_norm_eps");
     compare("rms_norm_eps", typed("rms_norm_eps", "a number", eps, float(eps)), Some(target.norm_eps.to_string()));
-    if let Some(rope) = &target.rope {
+    if target.rope.is_some() {
         let parameters = of(text, "rope_parameters");
         typed("rope_parameters", "an object", parameters, parameters.and_then(|p| p.is_object().then(String::new)));
-        let theta = parameters.and_then(|rope| of(rope, "rope_theta")).or_else(|| of(text, "rope_theta"));
-        compare("rope_theta", typed("rope_theta", "a number", theta, float(theta)), Some(rope.freq_base.to_string()));
     }
     // What changes every number and is no size. Values that the families' own code has where the key is left out are what
     // the engine computes.
-    let act = of(text, "hidden_act");
-    let activation = (arch != "nemotron_h_moe").then(|| "silu".to_owned());
-    compare(
-        "hidden_act",
-        typed("hidden_act", "a name", act, act.and_then(Value::as_str).map(str::to_owned)),
-        activation,
-    );
+    for key in ["hidden_act", "hidden_activation"] {
+        let act = of(text, key);
+        let found =
+            typed(key, "a name", act, act.and_then(word)).map(|act| if act == "swish" { "silu".into() } else { act });
+        compare(key, found, (arch != "nemotron_h_moe").then(|| "silu".to_owned()));
+    }
     let mlp = of(text, "mlp_hidden_act");
     let activation = (arch == "nemotron_h_moe").then(|| "relu2".to_owned());
-    let found = typed("mlp_hidden_act", "a name", mlp, mlp.and_then(Value::as_str).map(str::to_owned));
+    let found = typed("mlp_hidden_act", "a name", mlp, mlp.and_then(word));
     compare("mlp_hidden_act", found, activation);
-    for key in ["attention_bias", "mlp_bias"] {
-        let bias = of(text, key);
-        let found = typed(key, "true or false", bias, bias.and_then(Value::as_bool).map(|b| b.to_string()));
-        compare(key, found, Some("false".to_owned()));
+    let switches = [
+        ("attention_bias", false),
+        ("qkv_bias", false),
+        ("mlp_bias", false),
+        ("use_sliding_window", false),
+        ("mtp_use_dedicated_embeddings", false),
+        ("attn_output_gate", true),
+    ];
+    for (key, expected) in switches {
+        let on = of(text, key);
+        let found = typed(key, "true or false", on, on.and_then(Value::as_bool).map(|b| b.to_string()));
+        compare(key, found, Some(expected.to_string()));
+    }
+    let kinds: Vec<&str> = target.blocks[..target.trunk].iter().filter_map(|b| layer_type(b.mixer)).collect();
+    if kinds.len() == target.trunk {
+        let types = of(text, "layer_types");
+        let list = types.and_then(Value::as_array).map(|list| list.iter().map(Value::as_str).collect::<Vec<_>>());
+        // The order is told by where it parts from the target's.
+        let differs = |list: &Vec<Option<&str>>| {
+            let first =
+                (0..list.len().max(kinds.len())).find(|i| list.get(*i).copied().flatten() != kinds.get(*i).copied());
+            first.map_or_else(|| "the target's".to_owned(), |i| format!("another from layer {i} on"))
+        };
+        let found = typed("layer_types", "a list of names", types, list.as_ref().map(differs));
+        compare("layer_types", found, Some("the target's".to_owned()));
     }
     if let Some(rope) = &target.rope {
-        // The older place of these is `rope_scaling`, with `type` for the kind.
-        let places = [of(text, "rope_parameters"), of(text, "rope_scaling")];
-        let kind = places.iter().flatten().find_map(|p| of(p, "rope_type").or_else(|| of(p, "type")));
+        // The older place of these is `rope_scaling`, with `type` for the kind; some configurations have a part for each
+        // type of layer. Whatever any of them says must fit.
+        let mut places: Vec<&Value> = vec![text];
+        for part in ["rope_parameters", "rope_scaling"].into_iter().filter_map(|key| of(text, key)) {
+            places.push(part);
+            places.extend(part.as_object().into_iter().flat_map(|map| map.values()).filter(|value| value.is_object()));
+        }
         let plain = rope.position_scale == 1.0 && !rope.needs_factors;
-        let found = typed("rope_type", "a name", kind, kind.and_then(Value::as_str).map(str::to_owned));
-        compare("rope_type", found, plain.then(|| "default".to_owned()));
-        for partial in [places[0].and_then(|p| of(p, "partial_rotary_factor")), of(text, "partial_rotary_factor")] {
+        for kind in places[1..].iter().flat_map(|p| [of(p, "rope_type"), of(p, "type")]) {
+            compare(
+                "rope_type",
+                typed("rope_type", "a name", kind, kind.and_then(word)),
+                plain.then(|| "default".to_owned()),
+            );
+        }
+        for place in places {
+            let partial = of(place, "partial_rotary_factor");
             let found = typed("partial_rotary_factor", "a number", partial, float(partial));
             let expected = rope.n_rot as f32 / target.head_dim as f32;
             compare("partial_rotary_factor", found, Some(expected.to_string()));
+            let theta = of(place, "rope_theta");
+            compare(
+                "rope_theta",
+                typed("rope_theta", "a number", theta, float(theta)),
+                Some(rope.freq_base.to_string()),
+            );
+            let sections = of(place, "mrope_section");
+            let found = sections
+                .and_then(Value::as_array)
+                .map(|list| format!("{:?}", list.iter().map(Value::as_u64).collect::<Vec<_>>()));
+            let expected =
+                rope.sections.map(|s| format!("{:?}", s[..3].iter().map(|n| Some(u64::from(*n))).collect::<Vec<_>>()));
+            compare("mrope_section", typed("mrope_section", "a list of numbers", sections, found), expected);
+            let woven = of(place, "mrope_interleaved");
+            let found = typed(
+                "mrope_interleaved",
+                "true or false",
+                woven,
+                woven.and_then(Value::as_bool).map(|b| b.to_string()),
+            );
+            compare("mrope_interleaved", found, rope.sections.map(|_| "true".to_owned()));
         }
     }
     out.agree.dedup();
@@ -155,6 +204,22 @@ pub fn check(config: &Value, target: &Config, rows: u64) -> Checked {
 /// A field that says something: `null` is how writers leave one out.
 fn of<'a>(object: &'a Value, key: &str) -> Option<&'a Value> {
     object.get(key).filter(|value| !value.is_null())
+}
+
+/// The name of a mixer in `layer_types`, for families that have the key.
+fn layer_type(mixer: Mixer) -> Option<&'static str> {
+    match mixer {
+        Mixer::Attention => Some("full_attention"),
+        Mixer::Delta => Some("linear_attention"),
+        Mixer::Mamba2 | Mixer::None => None,
+    }
+}
+
+/// A name as messages write it: quoted and cut where it is none.
+fn word(value: &Value) -> Option<String> {
+    let text = value.as_str()?;
+    let plain = text.len() <= 80 && text.chars().all(|c| c.is_ascii_alphanumeric() || "_-.".contains(c));
+    Some(if plain { text.to_owned() } else { short(value) })
 }
 
 /// A value as messages write it.

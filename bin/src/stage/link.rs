@@ -7,6 +7,7 @@
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -68,6 +69,8 @@ pub struct LinkHandle {
     last: (u64, u64),
     /// A session in which no answer came, whatever the thread makes of it.
     over: Option<u64>,
+    /// A step is being run.
+    working: Arc<AtomicBool>,
 }
 
 impl LinkHandle {
@@ -114,6 +117,10 @@ impl Link for LinkHandle {
         done
     }
 
+    fn working(&mut self, on: bool) {
+        self.working.store(on, Ordering::Release);
+    }
+
     fn reject(&mut self, session: u64, reason: &str) {
         // If nobody takes it, the session is over already.
         let _ = self.send(Job::Reject { session, reason: reason.to_owned() });
@@ -149,6 +156,7 @@ pub fn start(settings: Settings, outage: Outage) -> Result<(LinkHandle, Accepted
     let (send_done, done) = channel::bounded(4);
     let (first, accepted) = channel::bounded(1);
     let (address, timeout) = (settings.address, settings.timeout);
+    let working = Arc::<AtomicBool>::default();
     let thread = LinkThread {
         settings,
         ear,
@@ -157,11 +165,12 @@ pub fn start(settings: Settings, outage: Outage) -> Result<(LinkHandle, Accepted
         mail: Mail { jobs: take_jobs, done: send_done, session: None, waiting: None },
         known: None,
         first: Some(first),
+        working: Arc::clone(&working),
     };
     thread::Builder::new().name("link".to_owned()).spawn(move || thread.run())?;
     match accepted.recv() {
         Ok(Ok(accepted)) => {
-            Ok((LinkHandle { session, jobs, done, waker, timeout, last: (0, 0), over: None }, accepted))
+            Ok((LinkHandle { session, jobs, done, waker, timeout, last: (0, 0), over: None, working }, accepted))
         }
         Ok(Err(reason)) => Err(LinkError::Refused { address, reason }),
         Err(_) => Err(LinkError::Thread(io::Error::other("it has ended"))),
@@ -211,6 +220,8 @@ struct LinkThread {
     /// What the peer was when it was first accepted: the Ledger was built for it.
     known: Option<Accepted>,
     first: Option<Sender<Result<Accepted, String>>>,
+    /// The executor runs a step.
+    working: Arc<AtomicBool>,
 }
 
 impl LinkThread {
@@ -338,7 +349,6 @@ impl LinkThread {
     fn exchanges(&mut self, conn: &mut Conn) -> Result<std::convert::Infallible, ConnError> {
         let timeout = self.settings.timeout;
         let mut ping = Vec::new();
-        wire::frame(&mut ping, Kind::Ping, 0, |_| {});
         let mut next_ping = Instant::now() + PING;
         let mut expected = Expected::default();
         loop {
@@ -374,6 +384,8 @@ impl LinkThread {
             }
             if next_ping <= now {
                 if expected.pong.is_none() {
+                    let working = self.working.load(Ordering::Acquire);
+                    wire::frame(&mut ping, Kind::Ping, working.into(), |_| {});
                     conn.send(&ping, &mut self.ear, timeout, || Ok(()))?;
                     expected.pong = Some(now);
                 }
@@ -432,8 +444,16 @@ mod tests {
         let (_, done) = channel::bounded(1);
         let waker = Ear::new().expect("a poll").waker();
         let timeout = Duration::from_secs(1);
-        let mut link =
-            LinkHandle { session: Arc::clone(&session), jobs, done, waker, timeout, last: (0, 0), over: None };
+        let mut link = LinkHandle {
+            session: Arc::clone(&session),
+            jobs,
+            done,
+            waker,
+            timeout,
+            last: (0, 0),
+            over: None,
+            working: Arc::default(),
+        };
         assert_eq!(link.session(), Some(1));
         assert_eq!(link.exchange(1, b"work", &mut Vec::new()), Err(LinkLost));
         assert_eq!(link.session(), None, "whatever the thread says");

@@ -30,7 +30,8 @@ use crate::serve::limits;
 use crate::serve::start::{self, Files, LoadError};
 use crate::watch;
 
-/// Nothing runs any more when no request came for this long.
+/// Nothing runs any more when no request came for this long, and the first stage says at either end of it that it runs no
+/// step: it may well take longer over one, or be stopped itself.
 const QUIET_TIME: Duration = Duration::from_secs(2);
 
 /// Ends a stage from another thread.
@@ -158,7 +159,8 @@ impl StageServer {
         wire::frame(&mut out, Kind::Accept, 0, |body| self.door.accepted().put(body));
         conn.send(&out, &mut self.ear, door::HANDSHAKE_TIME, || Ok(()))?;
         let mut heard = Instant::now();
-        let mut requested = heard;
+        // The first and the last ping since a request in which the peer said that it is idle.
+        let mut idle: Option<(Instant, Instant)> = None;
         let mut sequence = 0;
         let mut closing: Option<Instant> = None;
         loop {
@@ -169,17 +171,15 @@ impl StageServer {
                 conn.send(&out, &mut self.ear, timeout, || Ok(()))?;
             }
             // Asked before the next frame: a peer that always has one is no reason to stay.
-            let over =
-                |since: Instant| since + limits::SHUTDOWN_TIME <= now || requested.max(since) + QUIET_TIME <= now;
-            if closing.is_some_and(over) {
+            let quiet = idle.is_some_and(|(first, last)| first + QUIET_TIME <= last);
+            if closing.is_some_and(|since| quiet || since + limits::SHUTDOWN_TIME <= now) {
                 return Ok(());
             }
             let passed = self.door.look(&mut self.ear, true);
             debug_assert!(passed.is_none(), "one first stage at a time");
             if let Some(frame) = conn.read()? {
-                if self.answer(&frame, &mut sequence, &mut out)? {
-                    requested = Instant::now();
-                }
+                let working = self.answer(&frame, &mut sequence, &mut out)?;
+                idle = (!working).then(|| (idle.map_or(now, |(first, _)| first), now));
                 conn.send(&out, &mut self.ear, timeout, || Ok(()))?;
                 heard = Instant::now();
                 continue;
@@ -192,12 +192,12 @@ impl StageServer {
         }
     }
 
-    /// Answers a frame; whether it was a request. `sequence`: the number of the last one.
+    /// Answers a frame; whether it says that the peer has work. `sequence`: the number of the last request.
     fn answer(&mut self, frame: &Frame, sequence: &mut u64, out: &mut Vec<u8>) -> Result<bool, WireError> {
         match frame.header.kind {
             Kind::Ping => {
                 wire::frame(out, Kind::Pong, frame.header.sequence, |_| {});
-                Ok(false)
+                Ok(frame.header.sequence != 0)
             }
             Kind::Request => {
                 *sequence += 1;

@@ -8,7 +8,7 @@ use super::preflight::Preflight;
 #[derive(Debug, Error)]
 pub enum ModelError {
     /// An architecture that cannot be run.
-    #[error("{file}: general.architecture = {found} cannot be run; this engine runs {supported}")]
+    #[error("{file}: general.architecture = {found:?} cannot be run; this engine runs {supported}")]
     Architecture {
         /// Path of the file.
         file: String,

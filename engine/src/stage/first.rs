@@ -28,6 +28,9 @@ pub trait Link: Send {
     /// The session is over; it is never the present one again.
     fn exchange(&mut self, session: u64, request: &[u8], reply: &mut Vec<u8>) -> Result<(), LinkLost>;
 
+    /// A step is being run from here on, or has been: the peer may be told.
+    fn working(&mut self, on: bool);
+
     /// Ends the session: the peer sent what is no reply.
     fn reject(&mut self, session: u64, reason: &str);
 }
@@ -253,6 +256,7 @@ impl<L: Link> Executor for Split<L> {
     fn run(&mut self, step: &Step, out: &mut StepResult) {
         out.clear();
         assert!(!step.mtp.probe && !step.trunk.rules.probe, "a probe looks at one process");
+        self.link.working(true);
         let before = self.epoch;
         let epoch = self.epoch();
         let mut ops = self.known_ops(&step.ops, epoch != before);
@@ -267,6 +271,7 @@ impl<L: Link> Executor for Split<L> {
         } else if !ops.is_empty() && self.flush().is_some() {
             self.send(&Step { ops, ..Step::default() }, false, 0);
         }
+        self.link.working(false);
     }
 
     fn epoch(&mut self) -> u64 {

@@ -13,7 +13,7 @@ use crate::ids::{PageId, StateSlot, TokenId};
 /// First bytes of a frame.
 pub const MAGIC: [u8; 4] = *b"SLST";
 /// Of the header and of every body. A peer of another version is told so and refused.
-pub const VERSION: u16 = 2;
+pub const VERSION: u16 = 3;
 /// Bytes of a header.
 pub const HEADER_BYTES: usize = 32;
 
@@ -35,7 +35,7 @@ pub enum Kind {
     Request = 6,
     /// Last stage: what came of it.
     Reply = 7,
-    /// First stage: are you there?
+    /// First stage: are you there? Its number is 1 while a step is being run, of which requests may follow, else 0.
     Ping = 8,
     /// Last stage: yes.
     Pong = 9,

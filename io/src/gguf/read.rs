@@ -329,8 +329,11 @@ impl<'a> Reader<'a> {
         }
         let bytes = self.take(&label, len)?;
         let found = match std::str::from_utf8(bytes) {
-            Ok(name) if len <= NAME_BYTES_MAX => return Ok(name.into()),
-            Ok(_) => format!("{len} bytes"),
+            Ok(_) if len > NAME_BYTES_MAX => format!("{len} bytes"),
+            Ok(name) if name.chars().any(char::is_control) => {
+                format!("control characters in {:?}", name.chars().take(64).collect::<String>())
+            }
+            Ok(name) => return Ok(name.into()),
             Err(_) => format!("\"{}\"", bytes[..bytes.len().min(64)].escape_ascii()),
         };
         Err(Error::BadName { file: self.file.to_string(), what, index, found, limit: NAME_BYTES_MAX })

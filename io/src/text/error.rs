@@ -7,14 +7,14 @@ use super::split::Pre;
 pub enum TextError {
     /// The tokenizer family is another one.
     #[error(
-        "tokenizer.ggml.model is \"{found}\", expected \"gpt2\" (byte-level BPE); other tokenizer families are not supported"
+        "tokenizer.ggml.model is {found:?}, expected \"gpt2\" (byte-level BPE); other tokenizer families are not supported"
     )]
     UnsupportedModel {
         /// Value in the file.
         found: String,
     },
     /// The pre-tokenizer has no splitter here. It is never replaced by another one: the ids would be wrong.
-    #[error("tokenizer.ggml.pre is \"{found}\", supported are: {}; convert the model again or use one of these", Pre::NAMES.join(", "))]
+    #[error("tokenizer.ggml.pre is {found:?}, supported are: {}; convert the model again or use one of these", Pre::NAMES.join(", "))]
     UnknownPre {
         /// Value in the file.
         found: String,

@@ -266,7 +266,7 @@ impl Vocab {
     /// Every inconsistency of the description, see [`TextError`].
     pub fn new(spec: &VocabSpec) -> Result<Self, TextError> {
         if spec.model != "gpt2" {
-            return Err(TextError::UnsupportedModel { found: spec.model.clone() });
+            return Err(TextError::UnsupportedModel { found: spec.model.chars().take(80).collect() });
         }
         let pre = Pre::parse(&spec.pre)?;
         let len = spec.tokens.len();

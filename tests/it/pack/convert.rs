@@ -314,15 +314,33 @@ fn a_config_of_another_model_is_refused() {
         ("partial_rotary_factor", serde_json::json!(0.75)),
         ("rope_parameters", serde_json::json!({"rope_theta": 10000.0, "rope_type": "yarn"})),
         ("rope_parameters", serde_json::json!({"rope_theta": 10000.0, "partial_rotary_factor": 0.75})),
+        ("rope_parameters", serde_json::json!({"rope_type": "default", "type": "yarn"})),
+        ("rope_parameters", serde_json::json!({"full_attention": {"rope_type": "yarn", "rope_theta": 10000.0}})),
+        ("rope_parameters", serde_json::json!({"rope_theta": 10000.0, "mrope_section": [9, 9, 9]})),
+        ("rope_parameters", serde_json::json!({"rope_theta": 10000.0, "mrope_interleaved": false})),
+        ("rope_scaling", serde_json::json!({"type": "yarn"})),
+        ("attn_output_gate", false.into()),
+        ("qkv_bias", true.into()),
+        ("hidden_activation", "gelu".into()),
+        ("use_sliding_window", true.into()),
+        ("mtp_use_dedicated_embeddings", true.into()),
+        ("layer_types", vec!["full_attention"; 4].into()),
+        ("layer_types", vec!["linear_attention"; 5].into()),
+        ("hidden_act", "x\nerror: faked".into()),
+        ("hidden_act", "x".repeat(5000).into()),
     ] {
         let mut config = right.clone();
         config["text_config"][key] = wrong;
         let text = with(&config).err().unwrap_or_else(|| panic!("{key}")).to_string();
-        let said = ["rope_theta is ", "rope_type is ", "partial_rotary_factor is "];
+        let said = ["rope_theta is ", "rope_type is ", "partial_rotary_factor is ", "mrope_"];
         let is = |said: &str| text.contains(said);
-        let named = if key == "rope_parameters" { said.into_iter().any(is) } else { is(&format!("{key} is ")) };
+        let named = if key.starts_with("rope_") { said.into_iter().any(is) } else { is(&format!("{key} is ")) };
         assert!(text.contains("config.json") && named, "{text}");
+        assert!(!text.contains('\n') && text.len() < 1000, "{text}");
     }
+    let mut other = right.clone();
+    other["text_config"]["hidden_act"] = "swish".into();
+    assert!(with(&other).is_ok(), "another name of the same");
     // Both parts name the model; either may be of another one.
     for (outer, inner) in
         [("llama", "qwen3_5_moe_text"), ("qwen3_5_moe", "llama_text"), ("qwen3_5", "qwen3_5_moe_text")]

@@ -118,7 +118,7 @@ fn a_sidecar_is_one_block() {
     }
     // A model that has no such thing is none either.
     let edit = sidecar("qwen35").set("general.architecture", Value::str("qwen2"));
-    pair_refused(&trunk("qwen35"), &edit, &["general.architecture = qwen2"]);
+    pair_refused(&trunk("qwen35"), &edit, &["general.architecture = \"qwen2\""]);
 }
 
 /// Each number of a sidecar that its target has otherwise is named with both values.

@@ -94,6 +94,8 @@ impl Link for Memory {
         wire.session
     }
 
+    fn working(&mut self, _: bool) {}
+
     fn exchange(&mut self, session: u64, request: &[u8], reply: &mut Vec<u8>) -> Result<(), LinkLost> {
         let mut wire = self.0.lock();
         assert_eq!(wire.session, Some(session), "an exchange within the session");

@@ -264,6 +264,29 @@ fn a_last_stage_that_is_told_to_end_lets_finish_what_runs() {
     assert_eq!(last.end(), Some(0));
 }
 
+/// A first stage that is slow, or stopped for a while, has not ended what it runs.
+#[test]
+fn a_last_stage_that_is_told_to_end_waits_for_a_first_that_pauses() {
+    let mut last = Last::start(&[]);
+    let staged = first(&last, &[]);
+    let mut long = body(PROMPT, "mtp-suffix", 400);
+    long["stream"] = json!(true);
+    let mut client = Client::connect(staged.address);
+    client.send(post("/v1/completions", &long.to_string()));
+    client.head();
+    client.chunk().expect("it streams");
+    last.signal("-TERM");
+    staged.signal("-STOP");
+    std::thread::sleep(Duration::from_secs(4));
+    staged.signal("-CONT");
+    let mut text = String::new();
+    while let Some(chunk) = client.chunk().filter(|chunk| !chunk.is_empty()) {
+        text.push_str(&String::from_utf8_lossy(&chunk));
+    }
+    assert!(text.contains("[DONE]"), "{text}");
+    assert_eq!(last.end(), Some(0));
+}
+
 /// Runs a first stage that ends by itself: exit code and what it said.
 fn refused(last: &Last, flags: &[&str]) -> (Option<i32>, String) {
     let peer = last.address.to_string();

@@ -195,6 +195,11 @@ pub struct Config {
     pub warnings: Vec<String>,
 }
 
+/// A name for people: no more than they read, on one line.
+fn one_line(name: &str) -> String {
+    name.chars().filter(|c| !c.is_control()).take(200).collect()
+}
+
 impl Config {
     /// Reads and checks the hyperparameters.
     ///
@@ -204,7 +209,7 @@ impl Config {
         let found = meta.architecture()?;
         let arch = Arch::ALL.into_iter().find(|a| a.name() == found).ok_or_else(|| ModelError::Architecture {
             file: meta.file().to_owned(),
-            found: found.to_owned(),
+            found: found.chars().take(80).collect(),
             supported: Arch::ALL.map(Arch::name).join(", "),
         })?;
         let keys = &Keys::new(meta, arch)?;
@@ -288,7 +293,7 @@ impl Config {
         }
         Ok(Self {
             arch,
-            name: meta.get_str("general.name")?.unwrap_or("").to_owned(),
+            name: one_line(meta.get_str("general.name")?.unwrap_or("")),
             d_model,
             context_train: keys.require("context_length", 1..=MAX_CONTEXT)?,
             norm_eps,

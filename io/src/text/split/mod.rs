@@ -42,7 +42,7 @@ impl Pre {
             "qwen35" => Self::Qwen35,
             "llama-bpe" => Self::LlamaBpe,
             "pixtral" => Self::Pixtral,
-            _ => return Err(TextError::UnknownPre { found: name.to_owned() }),
+            _ => return Err(TextError::UnknownPre { found: name.chars().take(80).collect() }),
         })
     }
 
