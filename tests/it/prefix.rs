@@ -132,3 +132,53 @@ fn two_stages_keep_prefixes_as_one_process_does() {
         });
     }
 }
+
+/// Thirty turns of a tool loop as a chat template writes them: answers think first, and whenever the user speaks again,
+/// which is every tenth turn, the thinking of all answers before goes.
+#[test]
+fn thirty_turns_of_a_tool_loop_compute_what_is_new() {
+    const TURNS: usize = 30;
+    const THINKING: usize = 9;
+    let hybrid = |s: &Subject| !s.opened.model.program.recurrent.is_empty();
+    let subject = stages::subjects().into_iter().filter(hybrid).max_by_key(|s| s.strategies().len()).expect("a hybrid");
+    let end = subject.opened.pieces.end_tokens().first().copied();
+    let words = subject.prompts.iter().max_by_key(|p| p.len()).expect("a prompt");
+    let said = |turn: usize| words.iter().cycle().skip(turn * 3).take(40 + turn).copied().chain(end);
+    let limits = Limits { checkpoints: 40, ..Limits { prefix_cache: true, ..Limits::new(1, 4096) } };
+    let cold_limits = Limits { prefix_cache: false, checkpoints: 0, ..limits.clone() };
+    let mut cold = rig(&subject, &cold_limits);
+    let mut warm: Vec<(Strategy, Rig)> =
+        subject.strategies().into_iter().map(|s| (s, rig(&subject, &limits))).collect();
+    // What was said and what was answered, turn by turn, and the last prompt with its answer.
+    let mut turns: Vec<(Vec<TokenId>, Vec<TokenId>)> = Vec::new();
+    let mut before: Vec<TokenId> = Vec::new();
+    let mut dropped = 0;
+    for turn in 0..TURNS {
+        turns.push((said(turn).collect(), Vec::new()));
+        let thinks_from = turn - turn % 10;
+        let mut prompt = Vec::new();
+        for (i, (said, answer)) in turns.iter().enumerate() {
+            prompt.extend(said);
+            prompt.extend(if i < thinks_from { answer.get(THINKING..).unwrap_or_default() } else { answer });
+            prompt.extend(end.filter(|_| !answer.is_empty()));
+        }
+        let common = prompt.iter().zip(&before).take_while(|(a, b)| a == b).count();
+        let new = (prompt.len() - common) as u64;
+        assert!(turn == 0 || new >= 40, "turn {turn} grows by {new}");
+        dropped += usize::from(common + 40 < before.len());
+        let plain = ask(turn as u64, &prompt, Strategy::Off, 0.0);
+        run(&mut cold, &plain);
+        let want = cold.of(turn as u64).outcome.clone();
+        for (strategy, rig) in &mut warm {
+            let report = run(rig, &ask(turn as u64, &prompt, *strategy, 0.0));
+            assert_eq!(rig.of(turn as u64).outcome, want, "{strategy:?}, turn {turn}");
+            let computed = report.prompt_tokens - report.cached_tokens;
+            assert!(computed <= new + 512, "{strategy:?}, turn {turn}: {computed} computed, {new} are new");
+        }
+        turns[turn].1.clone_from(&want.tokens);
+        before = prompt;
+        before.extend(&want.tokens);
+    }
+    assert_eq!(dropped, 2, "thinking went twice");
+    assert!(before.len() > 1500, "{} tokens in the end", before.len());
+}
