@@ -1,5 +1,5 @@
 //! The figures as CSV (RFC 4180): a file for each kind of table. Columns have the names of the result's fields, which carry
-//! their units; numbers are those of the result but for their last digit, and what is absent there is an empty field.
+//! their units; numbers are those of the result to the last digit, and what is absent there is an empty field.
 
 use super::doc::{Doc, key};
 use super::page::{Scope, TRACE, overall, scopes};

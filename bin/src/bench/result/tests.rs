@@ -58,3 +58,26 @@ fn a_result_is_read_as_it_was_written() {
     let text = serde_json::to_string(&result).unwrap();
     assert_eq!(serde_json::from_str::<BenchResult>(&text).unwrap(), result);
 }
+
+/// Figures are compared with `==` after they went through a file: no last digit is lost on the way, whatever the figure.
+#[test]
+fn figures_keep_their_last_digit() {
+    let mut state = 7u64;
+    let mut any = || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        // As times and rates are: from nanoseconds to billions.
+        (state >> 11) as f64 / (1u64 << 53) as f64 * 10f64.powi((state % 19) as i32 - 9)
+    };
+    let rounds: Vec<f64> = (0..20_000).map(|_| any()).collect();
+    let arms = vec![Arm { decode_tok_s: Spread::of(rounds), ..Arm::default() }];
+    let result = BenchResult { schema: SCHEMA.into(), arms, ..BenchResult::default() };
+    let text = serde_json::to_string(&result).unwrap();
+    let read: BenchResult = serde_json::from_str(&text).unwrap();
+    let figures = |result: &BenchResult| result.arms[0].decode_tok_s.rounds.clone();
+    let lost = figures(&result).iter().zip(figures(&read)).filter(|(a, b)| **a != *b).count();
+    assert_eq!(lost, 0, "of 20000 figures");
+    // By values, too, as pages and tables read them.
+    let value: serde_json::Value = serde_json::from_str(&text).unwrap();
+    assert_eq!(serde_json::from_value::<BenchResult>(value.clone()).unwrap(), result);
+    assert_eq!(value.to_string(), text);
+}
