@@ -14,8 +14,9 @@
 //! ```
 //!
 //! `settings` has the names of a request's `speculative` object; what is absent is the built-in value. `output_sha256`
-//! is over the committed ids of all prompts of the arm. An arm whose output is not that of `off` is void, and one without a
-//! strategy, as of another server, is passed over.
+//! is over the committed ids of all prompts of the arm. An arm whose output is not that of `off`, or that says `void` since
+//! one of its rounds had another, does not count. One that says `failed`, or names no strategy, as another server's, is
+//! passed over.
 
 use std::path::Path;
 
@@ -26,6 +27,7 @@ use engine_io::package::manifest::{self, ExtensionPolicy, Generation, Named, Pro
 use engine_io::plain;
 use engine_io::provenance::FileEntry;
 use serde::Deserialize;
+use serde::de::IgnoredAny;
 
 use super::PackError;
 use crate::bench::result::{SCHEMA, Settings, Spread};
@@ -60,6 +62,10 @@ struct Arm {
     decode_tok_s: Spread,
     #[serde(default)]
     output_sha256: Option<Sha256>,
+    #[serde(default)]
+    void: Option<IgnoredAny>,
+    #[serde(default)]
+    failed: Option<IgnoredAny>,
 }
 
 /// What a package will say.
@@ -172,7 +178,8 @@ impl Measured<'_> {
 
 /// The fastest arm whose output is that of `off`; of every other strategy its own fastest.
 fn choose(arms: &[Arm], head: bool) -> Result<Recipe, String> {
-    let measured = arms.iter().filter_map(|arm| Some(Measured { strategy: arm.strategy?, arm }));
+    let ran = arms.iter().filter(|arm| arm.failed.is_none());
+    let measured = ran.filter_map(|arm| Some(Measured { strategy: arm.strategy?, arm }));
     let arms: Vec<Measured<'_>> = measured.collect();
     // No machine is slower or faster; what is said of a ratio stays a number.
     let speeds = 1e-6..=1e9;
@@ -187,13 +194,13 @@ fn choose(arms: &[Arm], head: bool) -> Result<Recipe, String> {
         return Err(format!("an arm drafts with {name}, and the model has no MTP block; measure this model"));
     }
     let faster = |a: &&Measured<'_>, b: &&Measured<'_>| a.speed().total_cmp(&b.speed());
-    let off = arms.iter().filter(|arm| arm.strategy == Strategy::Off).max_by(faster);
-    let off = off.ok_or("has no arm off, which every other one is held against; measure off too")?;
+    let off = arms.iter().filter(|arm| arm.strategy == Strategy::Off && arm.arm.void.is_none()).max_by(faster);
+    let off = off.ok_or("has no arm off that counts, which every other one is held against; measure off too")?;
     let drafting = arms.iter().filter(|arm| arm.strategy != Strategy::Off);
     if off.arm.output_sha256.is_none() {
         return Err("its arm off has no output_sha256, which every other one is held against; measure again".to_owned());
     }
-    let same = |arm: &&Measured<'_>| arm.arm.output_sha256 == off.arm.output_sha256;
+    let same = |arm: &&Measured<'_>| arm.arm.void.is_none() && arm.arm.output_sha256 == off.arm.output_sha256;
     let (same, void): (Vec<&Measured<'_>>, Vec<&Measured<'_>>) = drafting.partition(same);
     let best = same.iter().copied().max_by(faster).ok_or_else(|| {
         format!("no arm that drafts has the output of off ({} have another); measure again", void.len())

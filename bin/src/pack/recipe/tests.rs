@@ -51,6 +51,33 @@ fn the_fastest_arm_with_the_output_of_off_is_the_default() {
     assert_eq!(speculative.strategies.get("mtp").unwrap().proposer.as_deref(), Some("mtp"));
 }
 
+/// What `engine-bench replay` says of an arm is heard: the last round's output may be that of `off`, and another was not.
+#[test]
+fn arms_that_do_not_count_win_nothing() {
+    let with = |field: &str, value: serde_json::Value| {
+        let mut arm = plain("mtp", 99.0);
+        arm[field] = value;
+        arm
+    };
+    let void = || serde_json::json!({"session": "s", "turn": 1, "position": 2, "expected": "a", "found": "b"});
+    let recipe = read(vec![plain("off", 10.0), plain("ngram-suffix", 12.0), with("void", void())], true).unwrap();
+    assert_eq!(recipe.default, Strategy::NgramSuffix);
+    assert!(recipe.reason.contains("1 arms with another output were left out"), "{}", recipe.reason);
+    let mut failed = with("failed", "the server went away".into());
+    failed["decode_tok_s"]["median"] = 0.0.into();
+    let recipe = read(vec![plain("off", 10.0), plain("ngram-suffix", 12.0), failed], true).unwrap();
+    assert_eq!(recipe.default, Strategy::NgramSuffix);
+    assert!(recipe.reason.contains("of 1 measured"), "{}", recipe.reason);
+    let recipe = read(vec![plain("off", 10.0), with("void", serde_json::Value::Null)], true).unwrap();
+    assert_eq!(recipe.default, Strategy::Mtp, "null is not void");
+    for field in ["void", "failed"] {
+        let mut off = plain("off", 10.0);
+        off[field] = void();
+        let error = read(vec![off, plain("mtp", 12.0)], true).unwrap_err();
+        assert!(error.to_string().contains("no arm off that counts"), "{error}");
+    }
+}
+
 #[test]
 fn off_may_be_the_fastest_and_a_strategy_is_the_default_all_the_same() {
     let recipe = read(vec![plain("off", 10.0), plain("ngram-suffix", 8.0)], false).unwrap();
