@@ -241,4 +241,14 @@ fn what_is_no_sweep_is_refused() {
         assert!(error.contains(word), "{flags:?}: {error} does not say {word}");
     }
     assert!(!Path::new(&bench.path("o")).exists(), "nothing is written before there is a cell");
+    let run = |args: &[&str]| {
+        let output = Command::new(program("engine-bench")).current_dir(bench.folder.path()).args(args).output();
+        let output = output.expect("it runs");
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        (output.status.code(), text(&output.stdout), text(&output.stderr))
+    };
+    let (code, _, error) = run(&["sweep", "sessions.jsonl", "--mode", "live", "--out", "o"]);
+    assert_eq!(code, Some(2), "{error}");
+    assert!(error.contains("--mode live is measured by `replay` alone") && error.contains("--mode forced"), "{error}");
+    assert!(run(&["sweep", "--help"]).1.contains("the mode is `forced`"), "help says why");
 }

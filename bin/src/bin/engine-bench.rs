@@ -47,6 +47,10 @@ enum Verb {
     /// Recorded sessions, decoded again under several strategies: what is drafted, accepted and gained.
     Replay(Box<ReplayFlags>),
     /// Which settings draft best: a grid of them, halved over more and more recorded sessions.
+    ///
+    /// Hundreds of cells are tried, so the mode is `forced`: what settings draft on an answer does not depend on who
+    /// computed it, and no pass is run for a cell. `live` would generate every answer anew for every cell, for hours; it is
+    /// refused. Hold the winner against `off` with `replay --mode live` and its settings as flags.
     Sweep(Box<SweepFlags>),
     /// Two results, arm by arm: what is more than noise.
     Compare(CompareFlags),

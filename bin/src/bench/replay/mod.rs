@@ -176,7 +176,9 @@ impl<'a> Bench<'a> {
         flags.check().map_err(ReplayError::Usage)?;
         if flags.mode == Mode::Live {
             return Err(ReplayError::Usage(
-                "--mode live is measured by `replay` alone; give forced or synthetic".to_owned(),
+                "--mode live is measured by `replay` alone: every cell of a sweep would generate every answer anew; give \
+                 --mode forced, and hold the winner against off with `replay --mode live`"
+                    .to_owned(),
             ));
         }
         let found = trace::load(&flags.traces(), flags.format)?;
