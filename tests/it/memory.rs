@@ -10,6 +10,7 @@ use engine::limits::Limits;
 use engine::memory::{FileSize, Held, Memory, Place};
 use engine::model::Model;
 use engine::model::load::{LoadOptions, Planned, Repack};
+use engine::model::program::MatrixId;
 use engine_bin::open::{ModelSource, Opened};
 use engine_io::OpenOptions;
 use engine_tests::fixtures::{fixture, smollm2_gguf};
@@ -100,6 +101,32 @@ fn a_dropped_block_takes_nothing() {
         assert!(model.weights.bytes() < bytes, "{arch}");
     }
     assert!(heads > 2);
+}
+
+/// What a row reads of the weights is all that is multiplied with, but of experts the share that it chooses; a block that
+/// drafts adds nothing.
+#[test]
+fn a_row_reads_the_weights_that_it_multiplies_with() {
+    let mut sparse = 0;
+    for edit in MODELS.iter().filter_map(|path| Edit::of(path)).chain(qwen3next()) {
+        let arch = edit.meta.require_str("general.architecture").unwrap().to_owned();
+        let load = LoadOptions { repack: Repack::Off, ..LoadOptions::default() };
+        let trunk = Model::load(&edit.trunk().file(), None, load).unwrap();
+        let router = trunk.program.mixtures().next().map(|mixture| mixture.router);
+        let multiplied = trunk.program.multiplied();
+        let read = trunk.weights.stacks().enumerate().filter(|(id, _)| multiplied.contains(&MatrixId(*id as u32)));
+        let read = read.map(|(_, stack)| {
+            let bytes: usize = stack.iter().map(engine_kernels::Matrix::bytes).sum();
+            let share = router.filter(|router| stack.len() == router.experts && stack.len() > 1);
+            share.map_or(bytes, |router| bytes / router.experts * router.used)
+        });
+        let expected = read.sum::<usize>() as u64;
+        let plan = Planned::new(&edit.file(), None, load).unwrap().plan;
+        assert_eq!(plan.row_bytes(), expected, "{arch}");
+        assert!(expected < trunk.weights.bytes() || router.is_none(), "{arch}");
+        sparse += usize::from(router.is_some());
+    }
+    assert!(sparse > 2, "{sparse} models with experts");
 }
 
 #[test]

@@ -317,7 +317,18 @@ fn a_replay_prints_a_table_and_writes_a_result() {
     let text = fs::read_to_string(out.join("replay.json")).expect("it was written");
     let result: BenchResult = serde_json::from_str(&text).expect("it is a result");
     assert_eq!((result.schema.as_str(), result.mode.as_str()), ("slipstream-bench/1", "forced"));
-    assert!(result.cost.is_some_and(|cost| cost.rows_ms.len() == 12 && cost.origin == "measured"));
+    let cost = result.cost.expect("passes were timed");
+    assert!(cost.rows_ms.len() == 12 && cost.origin == "measured");
     assert!(result.memory.peak_rss_bytes > 0 && result.memory.suffix_index_bytes > 0);
+    let roofline = result.roofline.expect("it was measured");
+    assert_eq!(roofline.rows_gb_s.keys().copied().collect::<Vec<_>>(), [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64]);
+    let cost = &cost.rows_ms;
+    for (rows, gb_s) in &roofline.rows_gb_s {
+        let read = gb_s * cost[rows] * 1e6;
+        assert!((read / roofline.row_bytes as f64 - 1.0).abs() < 1e-9, "{rows} rows read {read} bytes");
+    }
+    // The matrices of its four blocks, and the token table, which is the head too; the MTP block is none of the trunk's.
+    assert!((4_150_000..4_250_000).contains(&roofline.row_bytes), "{} bytes", roofline.row_bytes);
+    assert!(roofline.memory_gb_s > 0.0 && roofline.weights_gb_s > 0.0);
     assert!(result.model.tensor_tree_sha256.is_some() && result.model.name == "slipstream-tiny-coder");
 }

@@ -9,8 +9,8 @@ use engine_bin::bench::counters::{Counters, DraftCounters, Position, ProposerCou
 use engine_bin::bench::report::doc::Doc;
 use engine_bin::bench::report::{csv, page};
 use engine_bin::bench::result::{
-    Arm, BenchResult, Bins, CostFacts, Lengths, MemoryFacts, Quantiles, SCHEMA, Settings, Spread, Times, TraceFacts,
-    Void, WindowSettings, Workload,
+    Arm, BenchResult, Bins, CostFacts, Lengths, MemoryFacts, Quantiles, RooflineFacts, SCHEMA, Settings, Spread, Times,
+    TraceFacts, Void, WindowSettings, Workload,
 };
 use engine_bin::bench::sweep::facts::{Cell, Rung, SweepFacts};
 use engine_io::digest::Sha256;
@@ -164,6 +164,12 @@ fn result() -> BenchResult {
             executor_bytes: BTreeMap::from([("weights".to_owned(), 5 << 20), (HOSTILE.to_owned(), 7 << 20)]),
             suffix_index_bytes: 3 << 19,
         },
+        roofline: Some(RooflineFacts {
+            row_bytes: 5_123_456,
+            memory_gb_s: 17.25,
+            weights_gb_s: 41.5,
+            rows_gb_s: BTreeMap::from([(1, 9.87), (8, 3.3), (64, 0.72)]),
+        }),
         ..BenchResult::default()
     };
     (result.host.cpu, result.host.isa, result.host.cores) = (HOSTILE.into(), "avx2".into(), 2);
@@ -335,6 +341,10 @@ fn a_page_shows_what_the_result_says() {
         "/cost/origin".to_owned(),
         "/traces/0/source".to_owned(),
         "/memory/peak_rss_bytes".to_owned(),
+        "/roofline/row_bytes".to_owned(),
+        "/roofline/memory_gb_s".to_owned(),
+        "/roofline/weights_gb_s".to_owned(),
+        "/roofline/rows_gb_s/8".to_owned(),
         format!("/memory/executor_bytes/{hostile}"),
         format!("/arms/2/lengths/{hostile}/per_position/4/accepted"),
         format!("/arms/2/lengths/{hostile}/tested_hist/4-7"),
@@ -451,7 +461,7 @@ fn rows(text: &str) -> Vec<Vec<String>> {
 fn tables_have_the_result_s_figures() {
     let (text, result) = (serde_json::to_vec(&result()).unwrap(), result());
     let files: BTreeMap<&str, String> = csv::files(&Doc::parse(text).unwrap()).into_iter().collect();
-    let names = ["arms", "cells", "cost", "lengths", "memory", "passes", "positions", "traces"];
+    let names = ["arms", "cells", "cost", "lengths", "memory", "passes", "positions", "roofline", "traces"];
     assert_eq!(files.keys().copied().collect::<Vec<_>>(), names.map(|name| format!("{name}.csv")));
     let table = |name: &str| {
         let rows = rows(&files[name]);
@@ -464,17 +474,17 @@ fn tables_have_the_result_s_figures() {
     let row = &arms[1 + 5 + 2];
     assert_eq!((row[0].as_str(), row[1].as_str()), (HOSTILE, HOSTILE));
     let arm = &result.workloads[0].arms[2];
-    // Text and back may cost the last digit.
-    let near = |name: &str, value: f64| {
-        let found: f64 = row[column(name)].parse().expect("a number");
-        assert!((found - value).abs() <= 1e-12 * value, "{name}: {found} is not {value}");
-    };
-    near("decode_tok_s.median", arm.decode_tok_s.median);
+    let same = |name: &str, value: f64| assert_eq!(row[column(name)].parse(), Ok(value), "{name}");
+    same("decode_tok_s.median", arm.decode_tok_s.median);
     assert_eq!(row[column("speculation.accepted_n")], "23");
     assert_eq!(row[column("settings.window.policy")], "fixed");
-    near("times.ttft_ms.p99", arm.times.ttft_ms.p99);
+    same("times.ttft_ms.p99", arm.times.ttft_ms.p99);
     assert_eq!(arms[5][column("speedup")], "", "what was not measured is empty");
     assert_eq!(table("cost.csv")[3], ["64", "17.77"]);
+    assert_eq!(
+        table("roofline.csv")[2..],
+        [["pass", "8", "3.3"], ["pass", "64", "0.72"], ["memory", "", "17.25"], ["weights", "", "41.5"]]
+    );
     let positions = table("positions.csv");
     assert!(positions.contains(&["all", "ngram-suffix", "mtp", "2", "19", "16", "12"].map(str::to_owned).to_vec()));
     assert!(table("lengths.csv").iter().any(|row| row[3] == "committed at once"));
@@ -498,7 +508,7 @@ fn the_verb_writes_and_refuses() {
     assert_eq!(code, Some(0), "{error}");
     let written: Value = serde_json::from_str(&out).expect("one object");
     assert_eq!(written["html"], html.as_str());
-    assert_eq!(written["csv"].as_array().unwrap().len(), 8);
+    assert_eq!(written["csv"].as_array().unwrap().len(), 9);
     check(&fs::read_to_string(&html).unwrap(), &serde_json::from_slice(&fs::read(&json).unwrap()).unwrap());
 
     fs::write(path("other.json"), r#"{"schema":"other/2"}"#).unwrap();

@@ -10,6 +10,7 @@ pub mod ppl;
 pub mod replay;
 pub mod report;
 pub mod result;
+pub mod roofline;
 pub mod single;
 pub mod speed;
 pub mod sweep;

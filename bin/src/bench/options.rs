@@ -10,7 +10,7 @@ use engine::exec::{Activation, CpuExecutor, ExecOptions, Isa, KvType};
 use engine::limits::Limits;
 use engine::memory::{Memory, MemoryError};
 use engine::model::conventions::{Conventions, HiddenNorm, MtpNorm};
-use engine::model::load::{LoadOptions, Repack};
+use engine::model::load::{LoadOptions, Planned, Repack};
 use engine::model::{Model, ModelError};
 use engine_io::{ModelFile, OpenOptions};
 
@@ -142,18 +142,29 @@ impl RunFlags {
         Ok(Files { model, draft })
     }
 
-    /// Loads the model.
-    ///
-    /// # Errors
-    /// [`ModelError`].
-    pub fn load(&self, files: Files) -> Result<Arc<Model>, ModelError> {
+    fn load_options(&self) -> LoadOptions {
         let repack = match self.repack {
             RepackFlag::Auto => Repack::Auto,
             RepackFlag::On => Repack::On,
             RepackFlag::Off => Repack::Off,
         };
-        let load = LoadOptions { repack, strict: self.strict, conventions: self.conventions.resolve(), stage: None };
-        Ok(Arc::new(Model::load(&files.model, files.draft.as_ref(), load)?))
+        LoadOptions { repack, strict: self.strict, conventions: self.conventions.resolve(), stage: None }
+    }
+
+    /// What loading will do, without a look at the weights.
+    ///
+    /// # Errors
+    /// [`ModelError`].
+    pub fn plan(&self, model: &ModelFile, draft: Option<&ModelFile>) -> Result<Planned, ModelError> {
+        Planned::new(model, draft, self.load_options())
+    }
+
+    /// Loads the model.
+    ///
+    /// # Errors
+    /// [`ModelError`].
+    pub fn load(&self, files: Files) -> Result<Arc<Model>, ModelError> {
+        Ok(Arc::new(Model::load(&files.model, files.draft.as_ref(), self.load_options())?))
     }
 
     /// How the model is run.

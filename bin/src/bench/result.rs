@@ -2,8 +2,9 @@
 //! --from-bench` reads of it what `model`, and of every arm `strategy`, `settings`, `decode_tok_s.median` and
 //! `output_sha256` say, so that anybody's measurement with these fields will do.
 //!
-//! Names carry their units: `_ms`, `_us`, `_s`, `_bytes`, `tok_s` (tokens a second), `_n` (a count). Counters have the
-//! names of the `speculation` object of an answer, and [`Counters::check`] holds them to the same identities.
+//! Names carry their units: `_ms`, `_us`, `_s`, `_bytes`, `tok_s` (tokens a second), `gb_s`
+//! (10^9 bytes a second), `_n` (a count). Counters have the names of the `speculation` object of an answer, and
+//! [`Counters::check`] holds them to the same identities.
 
 use std::collections::BTreeMap;
 
@@ -43,6 +44,9 @@ pub struct BenchResult {
     pub workloads: Vec<Workload>,
     /// Memory of the process that ran the model.
     pub memory: MemoryFacts,
+    /// How fast passes read their weights, and how fast the machine reads.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub roofline: Option<RooflineFacts>,
     /// How the arms were found, if they are those of a sweep.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sweep: Option<SweepFacts>,
@@ -118,6 +122,31 @@ pub struct CostFacts {
     pub rows_ms: BTreeMap<usize, f64>,
     /// Milliseconds of a step of the MTP chain.
     pub draft_ms: f64,
+}
+
+impl CostFacts {
+    /// [`Self::origin`] of a table that was measured when the run began.
+    pub const MEASURED: &str = "measured";
+
+    /// Whether passes of this machine were timed for it.
+    pub fn is_measured(&self) -> bool {
+        self.origin == Self::MEASURED
+    }
+}
+
+/// How fast passes read their weights, beside plain reads of the same machine by as many workers.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct RooflineFacts {
+    /// Bytes of weights that a pass over one row reads, as the file stores them.
+    pub row_bytes: u64,
+    /// Plain read of a buffer that no cache holds.
+    pub memory_gb_s: f64,
+    /// Plain read of `row_bytes` bytes, again and again; no more of them than of that buffer.
+    pub weights_gb_s: f64,
+    /// Rows of a pass -> `row_bytes` by the time of such a pass. Of models with experts for one row alone: more rows read
+    /// more of them.
+    pub rows_gb_s: BTreeMap<usize, f64>,
 }
 
 /// What was replayed of a source.

@@ -9,7 +9,7 @@ use super::builder::Builder;
 use super::config::{Arch, Config, Qwen4ExpConfig};
 use super::conventions::Conventions;
 use super::error::ModelError;
-use super::program::{MatrixId, MtpProgram, Program, Trunk};
+use super::program::{MatrixId, MtpProgram, Op, Program, Trunk};
 use super::stage::Stage;
 use super::tensors::{Inventory, Source, WantedMatrix, WantedVector, Wants};
 use super::{counts, llama, mtp_block, nemotron_h, qwen4exp, qwen35, sidecar};
@@ -62,6 +62,27 @@ pub struct Plan {
 }
 
 impl Plan {
+    /// Bytes that a trunk pass over one row reads of its matrices, the LM head's included, as the file stores them: of
+    /// experts those that the row chooses, of tables that are looked up nothing.
+    pub fn row_bytes(&self) -> u64 {
+        let all = |id: &MatrixId| {
+            let want = &self.matrices[id.index()];
+            (want.n * want.quant.row_bytes(want.k)) as u64 * want.slabs.count as u64
+        };
+        let of = |op: &Op| -> u64 {
+            match op {
+                Op::MatMul { outputs, .. } => outputs.iter().map(|(id, _)| all(id)).sum(),
+                Op::Experts(e) => {
+                    let stacks = [Some(e.up), Some(e.down), e.gate].into_iter().flatten();
+                    stacks.map(|id| all(&id) / e.router.experts as u64 * e.router.used as u64).sum()
+                }
+                _ => 0,
+            }
+        };
+        let head: u64 = self.program.head.iter().map(all).sum();
+        self.program.trunk.iter().map(of).sum::<u64>() + head
+    }
+
     /// Plans `stage` of `model`, with the MTP block of `draft` if given, else its own if it has one. A stage that is not
     /// the last has none.
     ///

@@ -82,7 +82,7 @@ pub fn measure(executor: CpuExecutor, limits: &Limits, pieces: &Arc<Pieces>) -> 
         best[at - 1] = best[at - 1].min(best[at]);
     }
     let rows_ms = widths().zip(best).map(|(rows, ns)| (rows, ns / 1e6)).collect();
-    Ok(CostFacts { origin: "measured".to_owned(), rows_ms, draft_ms: draft / 1e6 })
+    Ok(CostFacts { origin: CostFacts::MEASURED.to_owned(), rows_ms, draft_ms: draft / 1e6 })
 }
 
 /// Limits of an executor to measure on.

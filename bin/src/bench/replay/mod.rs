@@ -39,6 +39,7 @@ use engine_io::text::{TemplateError, Tokenizer, VocabSpec};
 use engine_io::trace::{self, Found, TraceError};
 
 use super::result::{self, BenchResult, CostFacts, Host, MemoryFacts, ModelFacts, RunFacts, SCHEMA};
+use super::roofline::Reads;
 use super::single::Single;
 use crate::flags::physical_cores;
 use crate::menu;
@@ -139,6 +140,7 @@ struct Subject {
     /// The token that ends an answer.
     end: Option<u32>,
     facts: ModelFacts,
+    reads: Reads,
     package: Option<menu::Menu>,
 }
 
@@ -155,7 +157,8 @@ pub fn run(flags: &ReplayFlags) -> Result<BenchResult, ReplayError> {
     }
     let mut bench = Bench::open(flags, None)?;
     let arms = bench.arms()?;
-    bench.stage(flags.limit, &arms)?.replay(&arms)
+    let result = bench.stage(flags.limit, &arms)?.replay(&arms)?;
+    Ok(bench.with_roofline(result))
 }
 
 /// A model and recordings, opened to be replayed, as often as one likes.
@@ -184,6 +187,12 @@ impl<'a> Bench<'a> {
         let found = trace::load(&flags.traces(), flags.format)?;
         say_of(&found);
         Ok(Self { flags, found, subject: open(flags)?, cost })
+    }
+
+    /// A result, with what the machine can read beside what it read. Last, since it takes memory that is no arm's.
+    pub fn with_roofline(&self, result: BenchResult) -> BenchResult {
+        let roofline = Some(self.subject.reads.facts(self.flags.run.threads, &result));
+        BenchResult { roofline, ..result }
     }
 
     /// The arms that the flags ask for.
@@ -335,6 +344,7 @@ fn open(flags: &ReplayFlags) -> Result<Subject, ReplayError> {
     notes.into_iter().flatten().for_each(|note| report::note(format!("the package: {note}")));
     let name = files.model.name();
     let tree = TensorTree::of_model(&files.model, |_| {})?.digest();
+    let reads = Reads::of(&flags.run.plan(&files.model, files.draft.as_ref())?.plan);
     let model = flags.run.load(files)?;
     let mtp = match &model.mtp {
         MtpStatus::Unavailable(reason) => {
@@ -353,7 +363,7 @@ fn open(flags: &ReplayFlags) -> Result<Subject, ReplayError> {
     let pieces = Arc::new(pieces(&tokenizer));
     let tokenizer = Arc::new(tokenizer);
     let text = GgufText::new(Arc::clone(&tokenizer))?;
-    Ok(Subject { model, tokenizer, text, pieces, end, facts, package })
+    Ok(Subject { model, tokenizer, text, pieces, end, facts, reads, package })
 }
 
 /// Sessions that were read, and where arms are run on them.

@@ -86,6 +86,7 @@ pub fn files(doc: &Doc) -> Vec<(&'static str, String)> {
         ("lengths.csv", lengths(doc)),
         ("passes.csv", passes(doc)),
         ("cost.csv", cost(doc)),
+        ("roofline.csv", roofline(doc)),
         ("memory.csv", memory(doc)),
         ("traces.csv", traces(doc)),
         ("cells.csv", cells(doc)),
@@ -201,6 +202,18 @@ fn cost(doc: &Doc) -> Sheet {
     let mut sheet = Sheet::new(["rows", "ms"]);
     for rows in doc.result.cost.iter().flat_map(|cost| cost.rows_ms.keys()) {
         sheet.row([rows.to_string(), doc.plain(&format!("/cost/rows_ms/{rows}")).unwrap_or_default()]);
+    }
+    sheet
+}
+
+fn roofline(doc: &Doc) -> Sheet {
+    let mut sheet = Sheet::new(["what", "rows", "gb_s"]);
+    let Some(facts) = &doc.result.roofline else { return sheet };
+    let rows = facts.rows_gb_s.keys();
+    let passes = rows.map(|rows| ("pass", rows.to_string(), format!("/roofline/rows_gb_s/{rows}")));
+    let roofs = ["memory", "weights"].map(|what| (what, String::new(), format!("/roofline/{what}_gb_s")));
+    for (what, rows, path) in passes.chain(roofs) {
+        sheet.row([what.to_owned(), rows, doc.plain(&path).unwrap_or_default()]);
     }
     sheet
 }

@@ -53,6 +53,22 @@ pub fn name(words: &Words) -> String {
     format!("<bdi data-path=\"{}\">{}</bdi>", escape(&words.path), escape(&words.text))
 }
 
+/// Headings over names: to the left, as the names are. Others stand over figures.
+const OVER_NAMES: [&str; 12] = [
+    "arm",
+    "who",
+    "strategy",
+    "policy",
+    "proposer",
+    "rung",
+    "rows",
+    "rows of a pass",
+    "position",
+    "tokens",
+    "what",
+    "what became of it",
+];
+
 /// A table with a head, built row by row.
 pub struct Table {
     out: String,
@@ -61,8 +77,11 @@ pub struct Table {
 impl Table {
     /// With these headings.
     pub fn new(headings: &[&str]) -> Self {
-        let heads: String =
-            headings.iter().map(|heading| format!("<th scope=\"col\">{}</th>", escape(heading))).collect();
+        let head = |heading: &&str| {
+            let class = if OVER_NAMES.contains(heading) { " class=\"words\"" } else { "" };
+            format!("<th scope=\"col\"{class}>{}</th>", escape(heading))
+        };
+        let heads: String = headings.iter().map(head).collect();
         Self { out: format!("<div class=\"scroll\"><table><thead><tr>{heads}</tr></thead><tbody>") }
     }
 

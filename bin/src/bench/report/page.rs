@@ -126,6 +126,7 @@ pub fn page(doc: &Doc) -> String {
         drafting::acceptance(doc),
         drafting::lengths(doc),
         timing::cost(doc),
+        timing::roofline(doc),
         timing::times(doc),
         memory(doc),
         replayed(doc),

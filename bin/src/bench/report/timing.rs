@@ -1,7 +1,7 @@
 //! Sections of the page about time: speed of the arms, what a pass costs, and how long requests wait.
 
 use super::doc::Doc;
-use super::markup::Table;
+use super::markup::{Table, inline};
 use super::page::{Scope, legend, overall, picture, plots, scopes, section};
 use super::plot::{Axes, Label, Row, Series, bars, lines, ranges};
 
@@ -100,6 +100,45 @@ pub fn cost(doc: &Doc) -> String {
         "Milliseconds of one pass of the model by the rows in it: a row for the last token of every session and one for every \
          draft. The flatter the curve, the more a window of drafts may miss and still gain.",
         &plots(&pictures),
+    )
+}
+
+/// Weights read by passes, under what the machine can read.
+pub fn roofline(doc: &Doc) -> String {
+    let Some(facts) = &doc.result.roofline else { return String::new() };
+    let mut table = Table::new(&["what", "rows of a pass", "GB a second"]);
+    let mut passes = Vec::new();
+    for rows in facts.rows_gb_s.keys() {
+        let figure = doc.figure(format!("/roofline/rows_gb_s/{rows}"));
+        table.row().head("weights read by a pass").head(&rows.to_string()).figure(figure.clone());
+        passes.extend(figure.map(|figure| (*rows as f64, figure)));
+    }
+    // A roof spans all widths, and more than one.
+    let last = facts.rows_gb_s.keys().next_back().copied().unwrap_or(1).max(2) as f64;
+    let roofs = [("plain read of memory", "memory_gb_s"), ("plain read of as many bytes", "weights_gb_s")];
+    let (mut series, mut entries) = (Vec::new(), Vec::new());
+    for (style, (name, field)) in [2, 3].into_iter().zip(roofs) {
+        let figure = doc.figure(format!("/roofline/{field}"));
+        table.row().head(name).head("any").figure(figure.clone());
+        let points = figure.map(|figure| [(1.0, figure.clone()), (last, figure)]).into_iter().flatten().collect();
+        entries.push((style, Label::Ours(name.to_owned())));
+        series.push(Series { style, points, joined: true });
+    }
+    if !passes.is_empty() {
+        entries.insert(0, (1, Label::Ours("weights read by a pass".to_owned())));
+        series.push(Series { style: 1, points: passes, joined: true });
+    }
+    let bytes = doc.figure("/roofline/row_bytes").map(|figure| inline(&figure.mib())).unwrap_or_default();
+    let how = format!("<p>A pass over one row reads {bytes} MiB of weights.</p>");
+    let axes = Axes { title: "Roofline", x: "rows of a pass", y: "GB a second (10⁹ bytes)" };
+    let picture = picture("Weights read a second", &legend(&entries), &lines(&axes, &series, true), table);
+    section(
+        "Roofline",
+        "How fast passes read the model’s weights, under how fast as many workers read plainly: a large piece of memory, and \
+         as many bytes as a pass reads, over and over. Near the roof a pass waits for memory, and more rows in it cost next \
+         to nothing; where the curve has fallen, it computes. Caches and states that a pass reads beside weights are not \
+         counted.",
+        &(how + &plots(&[picture])),
     )
 }
 

@@ -229,7 +229,7 @@ impl State {
         let arms: Vec<Speculation> = [off].into_iter().chain(cells).collect();
         let done = bench.stage(self.limit, &arms)?.replay(&arms)?;
         let sweep = SweepFacts { done: true, ..self.sweep().clone() };
-        self.result = BenchResult { sweep: Some(sweep), ..done };
+        self.result = bench.with_roofline(BenchResult { sweep: Some(sweep), ..done });
         let result = &mut self.result;
         let lists = result.workloads.iter_mut().map(|workload| &mut workload.arms).chain([&mut result.arms]);
         lists.for_each(|list| list.iter_mut().zip(&arms).for_each(|(arm, cell)| arm.label = label(cell)));

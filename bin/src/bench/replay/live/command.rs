@@ -16,6 +16,7 @@ use super::{figures, table};
 use crate::bench::replay::flags::ReplayFlags;
 use crate::bench::replay::{ReplayError, host, peak_rss, run_facts};
 use crate::bench::result::{BenchResult, MemoryFacts, ModelFacts, SCHEMA, TraceFacts};
+use crate::bench::roofline::Reads;
 use crate::flags::{LowArgs, PolicyFlag, ServeArgs};
 use crate::report;
 use crate::serve::local::Local;
@@ -42,6 +43,11 @@ pub fn replay(flags: &ReplayFlags, found: &Found) -> Result<BenchResult, ReplayE
     }
     // Nobody here knows what model another server has.
     let mut facts = if flags.live.url_only { ModelFacts::default() } else { model_facts(&files.model)? };
+    let reads = if flags.live.url_only {
+        None
+    } else {
+        Some(Reads::of(&flags.run.plan(&files.model, files.draft.as_ref())?.plan))
+    };
     let local = if flags.live.url_only { None } else { Some(ours(&args, files, &mut targets)?) };
     let key = &flags.live.url_key;
     targets.extend(servers.into_iter().map(|(name, url)| Target { name, url, api_key: key.clone() }));
@@ -68,7 +74,7 @@ pub fn replay(flags: &ReplayFlags, found: &Found) -> Result<BenchResult, ReplayE
         facts.output_tokens = arm.map_or(0, |arm| arm.speculation.completion_tokens);
     }
     say_left_out(&lanes, &tasks);
-    Ok(BenchResult {
+    let result = BenchResult {
         schema: SCHEMA.to_owned(),
         mode: flags.mode.name().to_owned(),
         host: host(),
@@ -79,7 +85,9 @@ pub fn replay(flags: &ReplayFlags, found: &Found) -> Result<BenchResult, ReplayE
         workloads,
         memory: MemoryFacts { peak_rss_bytes: peak_rss(), ..MemoryFacts::default() },
         ..BenchResult::default()
-    })
+    };
+    let roofline = reads.map(|reads| reads.facts(flags.run.threads, &result));
+    Ok(BenchResult { roofline, ..result })
 }
 
 /// The times of all arms, which the common table has no room for.

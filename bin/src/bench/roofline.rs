@@ -1,0 +1,139 @@
+//! The roof over a pass: how fast this machine reads plainly, beside how fast passes read their weights.
+//!
+//! A pass over few rows does little with every weight that it reads, so it cannot be faster than reading them. What is
+//! read is taken to be the weights alone, as the file stores them ([`Plan::row_bytes`]); keys, values and states come on
+//! top. Two plain reads are timed with the run's workers: one of a buffer that no cache holds, and one of as many bytes
+//! as a pass reads, over and over, which for a small model is a read of caches.
+//!
+//! Source: S. Williams, A. Waterman, D. Patterson, "Roofline: an insightful visual performance model for multicore
+//! architectures", Communications of the ACM 52 (2009).
+
+use std::collections::BTreeMap;
+use std::hint::black_box;
+use std::time::Instant;
+
+use engine::api::Strategy;
+use engine::exec::Pool;
+use engine::model::plan::Plan;
+
+use super::result::{BenchResult, RooflineFacts};
+
+/// Words of the buffer that no cache holds: 256 MiB.
+const LARGE_WORDS: usize = 256 << 17;
+/// Words that a worker reads at a time: 256 KiB.
+const GRAIN_WORDS: usize = 1 << 15;
+/// Times that the large buffer is read; the fastest counts, since what disturbs a read only makes it longer. As many
+/// bytes are read of the small one.
+const ROUNDS: usize = 4;
+
+/// What a pass reads, known before a model is loaded.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Reads {
+    row_bytes: u64,
+    /// Rows choose experts, so that wider passes read more.
+    experts: bool,
+}
+
+impl Reads {
+    /// Of a pass of `plan`.
+    pub fn of(plan: &Plan) -> Self {
+        Self { row_bytes: plan.row_bytes(), experts: plan.program.mixtures().next().is_some() }
+    }
+
+    /// Measures the machine with `threads` workers and holds the passes of `result` against it.
+    pub fn facts(self, threads: usize, result: &BenchResult) -> RooflineFacts {
+        let (memory_gb_s, weights_gb_s) = plain_reads(threads, self.row_bytes);
+        let passes = passes_ms(result).into_iter().filter(|(rows, ms)| *ms > 0.0 && (*rows == 1 || !self.experts));
+        let rows_gb_s = passes.map(|(rows, ms)| (rows, self.row_bytes as f64 / ms / 1e6)).collect();
+        RooflineFacts { row_bytes: self.row_bytes, memory_gb_s, weights_gb_s, rows_gb_s }
+    }
+}
+
+/// Milliseconds of passes by their rows, where passes of this machine were timed: those of the cost table, the quickest
+/// arm's median, or of one session under `off` the time of a token.
+fn passes_ms(result: &BenchResult) -> BTreeMap<usize, f64> {
+    if let Some(cost) = &result.cost {
+        return if cost.is_measured() { cost.rows_ms.clone() } else { BTreeMap::new() };
+    }
+    let mut out: BTreeMap<usize, f64> = BTreeMap::new();
+    for (rows, times) in result.arms.iter().flat_map(|arm| &arm.pass_ms) {
+        let least = out.entry(*rows).or_insert(times.p50);
+        *least = least.min(times.p50);
+    }
+    let off = result.arms.iter().find(|arm| arm.strategy == Some(Strategy::Off) && arm.failed.is_none());
+    let rate = off.map_or(0.0, |arm| arm.decode_tok_s.median);
+    if out.is_empty() && result.run.concurrency == 1 && rate > 0.0 {
+        out.insert(1, 1e3 / rate);
+    }
+    out
+}
+
+/// GB a second of plain reads by `threads` workers: of a large buffer, and of `bytes` again and again.
+fn plain_reads(threads: usize, bytes: u64) -> (f64, f64) {
+    let pool = Pool::new(threads);
+    // Not zeroes: pages that nobody has written are all the same one.
+    let buffer = vec![1u64; LARGE_WORDS];
+    let _awake = pool.pass();
+    let fastest = |words: &[u64], rounds: usize| {
+        let time = |_| {
+            let start = Instant::now();
+            pool.split(words.len(), GRAIN_WORDS, |piece| {
+                black_box(words[piece].iter().fold(0u64, |sum, word| sum.wrapping_add(*word)));
+            });
+            start.elapsed().as_secs_f64()
+        };
+        size_of_val(words) as f64 / (0..rounds).map(time).fold(f64::MAX, f64::min).max(1e-9) / 1e9
+    };
+    let memory = fastest(&buffer, ROUNDS);
+    let words = usize::try_from(bytes / 8).unwrap_or(LARGE_WORDS).clamp(1, LARGE_WORDS);
+    (memory, fastest(&buffer[..words], ROUNDS * LARGE_WORDS / words.max(GRAIN_WORDS)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bench::result::{Arm, CostFacts, Quantiles, Spread};
+
+    #[test]
+    fn passes_are_those_that_ran_here() {
+        let rows_ms = BTreeMap::from([(1, 2.0), (8, 4.0)]);
+        let cost = |origin: &str| Some(CostFacts { origin: origin.into(), rows_ms: rows_ms.clone(), draft_ms: 0.1 });
+        let forced = BenchResult { cost: cost(CostFacts::MEASURED), ..BenchResult::default() };
+        assert_eq!(passes_ms(&forced), rows_ms);
+        assert!(
+            passes_ms(&BenchResult { cost: cost("speed.json"), ..forced.clone() }).is_empty(),
+            "of who knows where"
+        );
+
+        let q = |p50| Quantiles { p50, ..Quantiles::default() };
+        let arm = |strategy, passes: &[(usize, f64)]| Arm {
+            strategy: Some(strategy),
+            decode_tok_s: Spread::of(vec![250.0]),
+            pass_ms: passes.iter().map(|(rows, ms)| (*rows, q(*ms))).collect(),
+            ..Arm::default()
+        };
+        let arms = vec![arm(Strategy::Off, &[(1, 3.0)]), arm(Strategy::Mtp, &[(1, 2.5), (4, 3.5)])];
+        let mut result = BenchResult { arms, ..BenchResult::default() };
+        result.run.concurrency = 1;
+        assert_eq!(passes_ms(&result), BTreeMap::from([(1, 2.5), (4, 3.5)]));
+        result.arms.iter_mut().for_each(|arm| arm.pass_ms.clear());
+        assert_eq!(passes_ms(&result), BTreeMap::from([(1, 4.0)]), "a token is a pass");
+        result.run.concurrency = 2;
+        assert!(passes_ms(&result).is_empty(), "tokens of several sessions share passes");
+    }
+
+    #[test]
+    fn a_read_is_bytes_by_time_and_experts_hide_wide_passes() {
+        let cost = CostFacts {
+            origin: CostFacts::MEASURED.into(),
+            rows_ms: BTreeMap::from([(1, 2.0), (8, 4.0)]),
+            ..CostFacts::default()
+        };
+        let result = BenchResult { cost: Some(cost), ..BenchResult::default() };
+        let dense = Reads { row_bytes: 6_000_000, experts: false }.facts(1, &result);
+        assert_eq!(dense.rows_gb_s, BTreeMap::from([(1, 3.0), (8, 1.5)]));
+        assert!(dense.memory_gb_s > 0.0 && dense.weights_gb_s > 0.0 && dense.row_bytes == 6_000_000);
+        let sparse = Reads { row_bytes: 6_000_000, experts: true }.facts(1, &result);
+        assert_eq!(sparse.rows_gb_s, BTreeMap::from([(1, 3.0)]));
+    }
+}
