@@ -314,8 +314,11 @@ pub enum Event {
     Cancelled {
         /// The sender's name.
         ticket: Ticket,
-        /// What was counted until then; of the prompt, the tokens that were computed. Deltas that had not been sent are
-        /// in it.
+        /// Committed ids that no delta has said.
+        tokens: Vec<TokenId>,
+        /// Text that no delta has said, what was held back of it included.
+        text: String,
+        /// What was counted until then; of the prompt, the tokens that were computed.
         report: Box<Report>,
     },
     /// Never ran.

@@ -50,6 +50,9 @@ pub struct Turn {
     /// A model wrote it and it is to be replayed; a turn of the assistant may also be a mere example.
     #[serde(default)]
     pub output: bool,
+    /// Thinking of the assistant that a client holds apart from the content.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reasoning: Option<String>,
     /// Calls that it makes, or the call that it answers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tool: Option<Tool>,
@@ -125,6 +128,10 @@ pub struct Request {
     /// Digest of the model's tensors ([`crate::digest::TensorTree`]), as 64 hex digits.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub model_sha256: Option<String>,
+    /// Digest of the model's token list ([`crate::package::tokenizer_digest`]), as 64 hex digits: models that share it
+    /// mean the same by token ids.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tokenizer_sha256: Option<String>,
     /// Sampling and drafting as they were in effect, under the names of the request fields.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub settings: Option<Map<String, Value>>,
@@ -172,7 +179,8 @@ impl Turn {
 
     /// Whether another turn says the same, whoever it is an output of.
     pub fn says(&self, other: &Self) -> bool {
-        (self.role, &self.text, &self.tool) == (other.role, &other.text, &other.tool)
+        let Self { role, text, reasoning, tool, output: _, tokens: _ } = self;
+        (role, text, reasoning, tool) == (&other.role, &other.text, &other.reasoning, &other.tool)
     }
 }
 

@@ -656,8 +656,10 @@ pub fn hear(heard: &mut BTreeMap<Ticket, Heard>, event: Event, tick: u64) {
             h.outcome.finish = Some(finish);
             h.report = Some(*report);
         }
-        Event::Cancelled { report, .. } => {
+        Event::Cancelled { tokens, text, report, .. } => {
             engine::tables::counters::check(&report);
+            h.outcome.tokens.extend(tokens);
+            h.outcome.text.push_str(&text);
             h.cancelled = Some(*report);
         }
         Event::Refused { error, .. } => h.refused = Some(error),

@@ -11,17 +11,16 @@ use engine::engine::EngineHandle;
 use engine_bin::flags::{LowArgs, ServeArgs};
 use engine_bin::report::{self, chain};
 use engine_bin::serve::start::{self, Files, LoadError};
-use engine_bin::serve::{self, Config, Exit, Handle, ListenError, Parts, RecordFile, Server, limits_table};
+use engine_bin::serve::{self, Config, Digests, Exit, Handle, ListenError, Parts, RecordFile, Server, limits_table};
 use engine_bin::stage::{self, serve::StopHandle};
-use engine_io::digest::Sha256;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
 /// How often the loading of a model is asked whether it is still wanted.
 const LOOK_AFTER_SERVER: Duration = Duration::from_millis(10);
 
-/// With the digest of the model, where requests are recorded.
-type Loaded = Result<(Parts, EngineHandle, Option<Sha256>), LoadError>;
+/// With the digests of the model, where requests are recorded.
+type Loaded = Result<(Parts, EngineHandle, Option<Digests>), LoadError>;
 
 fn main() -> ExitCode {
     if let Err(error) = report::outlive_size_limits() {
@@ -87,9 +86,9 @@ fn run(args: ServeArgs, signals: Signals) -> Result<u8, Box<dyn std::error::Erro
         // A signal ended it before there was a model; the process takes along what is half loaded.
         return Ok(server.join().code());
     };
-    let (parts, engine, digest) = loaded?;
-    if let (Some(file), Some(digest)) = (record, digest) {
-        server.record(file, digest);
+    let (parts, engine, digests) = loaded?;
+    if let (Some(file), Some(digests)) = (record, digests) {
+        server.record(file, digests);
     }
     let model = parts.info.id.clone();
     let strategy = parts.spec.default.strategy.name();
@@ -170,9 +169,9 @@ fn load(args: ServeArgs, files: Files, server: &Server) -> std::io::Result<Optio
     let (done, result) = channel::bounded(1);
     let loader = thread::Builder::new().name("load".to_owned()).spawn(move || {
         let load = || {
-            let digest = args.low.record.as_ref().map(|_| start::digest(&files)).transpose()?;
+            let digests = args.low.record.as_ref().map(|_| start::digests(&files)).transpose()?;
             let (parts, engine) = start::load(&args, files)?;
-            Ok((parts, engine, digest))
+            Ok((parts, engine, digests))
         };
         // Where the server has ended, nobody takes it.
         let _ = done.send(load());

@@ -53,11 +53,11 @@ impl Local {
         let record = args.low.record.as_deref().map(RecordFile::create).transpose().map_err(LocalError::Record)?;
         let context = args.low.size.context(start::context_train(&files)?);
         let config = Config { bounds: args.bounds(), ..Config::local(0, context) };
-        let digest = record.as_ref().map(|_| start::digest(&files)).transpose()?;
+        let digests = record.as_ref().map(|_| start::digests(&files)).transpose()?;
         let (parts, engine) = start::load(args, files)?;
         let mut server = Server::start(config)?;
-        if let (Some(file), Some(digest)) = (record, digest) {
-            server.record(file, digest);
+        if let (Some(file), Some(digests)) = (record, digests) {
+            server.record(file, digests);
         }
         server.serve(parts)?;
         Ok(Self { server, engine })

@@ -78,7 +78,7 @@ pub(crate) fn normalise(messages: &[Value], caps: &Caps) -> Result<Normalised, A
 /// The messages as turns of a record, in the client's order and as the client sent them; of thoughts that stand apart
 /// from the content nothing is left. Messages that [`normalise`] refuses are left out.
 pub(crate) fn turns(messages: &[Value]) -> Vec<Turn> {
-    let turn = |Message { role, content, calls, answers, name, .. }| {
+    let turn = |Message { role, content, reasoning, calls, answers, name, .. }| {
         let calls = calls.into_iter().map(|Call { id, name, text, .. }| ToolCall { id, name, arguments: text });
         let tool = Tool { calls: calls.collect(), call_id: answers, name };
         let role = match role {
@@ -89,7 +89,7 @@ pub(crate) fn turns(messages: &[Value]) -> Vec<Turn> {
         };
         // A name of others than tools has no place in a record.
         let known = !tool.calls.is_empty() || tool.call_id.is_some();
-        Turn { tool: known.then_some(tool), ..Turn::new(role, content) }
+        Turn { tool: known.then_some(tool), reasoning, ..Turn::new(role, content) }
     };
     messages.iter().enumerate().filter_map(|(i, m)| read(i, m).ok()).map(turn).collect()
 }

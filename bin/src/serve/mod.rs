@@ -55,7 +55,6 @@ use engine::api::{Command, Event};
 use engine::engine::EngineHandle;
 use engine::limits::Limits;
 use engine::schedule::Dead;
-use engine_io::digest::Sha256;
 use mio::net::TcpListener;
 use mio::{Poll, Waker};
 
@@ -64,7 +63,7 @@ pub(crate) use chat::prompt as chat_prompt;
 pub use info::{ModelInfo, SamplingDefaults};
 pub use link::Outage;
 pub use model::{Caps, Conversation, RenderError, Rendered, TextModel};
-pub use record::RecordFile;
+pub use record::{Digests, RecordFile};
 pub(crate) use record::{PROMPT_FIELDS, bytes_for as record_bytes};
 pub use spec::{MtpOffer, SpecConfig};
 
@@ -220,8 +219,8 @@ pub struct Server {
     from_front: Option<Receiver<ToText>>,
     front: JoinHandle<Exit>,
     text: Option<JoinHandle<()>>,
-    /// Where to record, and the digest of the model's tensors; taken by `serve`.
-    record: Option<(RecordFile, Sha256)>,
+    /// Where to record, and how the model is named there; taken by `serve`.
+    record: Option<(RecordFile, Digests)>,
     recorder: Option<JoinHandle<()>>,
 }
 
@@ -314,9 +313,8 @@ impl Server {
         self.front.is_finished()
     }
 
-    /// Records every request in `file`; `model` is the digest of the tensors that answer it. To be said before
-    /// [`Server::serve`].
-    pub fn record(&mut self, file: RecordFile, model: Sha256) {
+    /// Records every request in `file`; `model` is what answers it. To be said before [`Server::serve`].
+    pub fn record(&mut self, file: RecordFile, model: Digests) {
         self.record = Some((file, model));
     }
 

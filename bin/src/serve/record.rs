@@ -8,8 +8,8 @@
 //! body as the client sent it, and writes every line in one call, so that a process that is killed leaves whole lines and
 //! at most one that is torn. A write that fails ends the recording and not the server.
 //!
-//! A choice is recorded when it ends, however it ends, if it was admitted. What the engine had chosen of a cancelled one
-//! and not yet said is not in its line.
+//! A choice is recorded when it ends, however it ends, if it was admitted: with every token that was chosen, sent or not,
+//! and all text that they wrote. The line of a cancelled one waits for the engine's last word.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -163,7 +163,8 @@ impl Line {
         let request = Request {
             turn: turns.len() - 1,
             model: Some(facts.model_id.clone()),
-            model_sha256: Some(facts.digest.to_string()),
+            model_sha256: Some(facts.digests.tensors.to_string()),
+            tokenizer_sha256: facts.digests.tokenizer.map(|digest| digest.to_string()),
             settings: Some(settings),
             seed: Some(params.sampling.seed),
             prompt_tokens: ids(prompt),
@@ -220,12 +221,20 @@ fn settings(params: &Params, dialect: Dialect, choice: usize) -> Map<String, Val
     settings
 }
 
+/// Which model answers, whatever it is called.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Digests {
+    /// Of all its tensors.
+    pub tensors: Sha256,
+    /// Of its token list; `None` where it has none.
+    pub tokenizer: Option<Sha256>,
+}
+
 /// What all lines of a server have in common.
 pub(crate) struct Facts {
     pub model: Arc<dyn TextModel>,
     pub model_id: String,
-    /// Of all tensors of the model.
-    pub digest: Sha256,
+    pub digests: Digests,
 }
 
 /// What became of the lines; for the metrics.

@@ -13,8 +13,9 @@ use engine::model::load::{LoadOptions, Planned, Repack};
 use engine::model::{Model, ModelError, MtpStatus};
 use engine::stage::{Agreed, Split};
 use engine::step::Executor;
-use engine_io::digest::{Sha256, TensorTree};
+use engine_io::digest::TensorTree;
 use engine_io::gguf::meta::Meta;
+use engine_io::package::tokenizer_digest;
 use engine_io::text::{TemplateError, Tokenizer};
 use engine_io::{ModelFile, Package};
 
@@ -26,7 +27,7 @@ use crate::menu::{self, Menu};
 use crate::open::{BUILT_IN, ModelSource, Opened};
 use crate::serve::gguf_text::GgufText;
 use crate::serve::info::{ModelInfo, SamplingDefaults};
-use crate::serve::{Bounds, MtpOffer, Outage, Parts, SpecConfig, TextModel as _};
+use crate::serve::{Bounds, Digests, MtpOffer, Outage, Parts, SpecConfig, TextModel as _};
 use crate::stage::facts::Facts;
 use crate::stage::flags::address;
 use crate::stage::handshake::Key;
@@ -129,13 +130,14 @@ pub fn context_train(files: &Files) -> Result<usize, LoadError> {
     Ok(engine::model::Config::read(files.model.meta())?.context_train)
 }
 
-/// The digest by which records name the model: of all its tensors, which are read for it.
+/// The digests by which records name the model: of all its tensors, which are read for it, and of its vocabulary.
 ///
 /// # Errors
 /// If a file cannot be read.
-pub fn digest(files: &Files) -> Result<Sha256, LoadError> {
+pub fn digests(files: &Files) -> Result<Digests, LoadError> {
     tracing::info!(bytes = files.model.file_bytes(), "reading the model once to name it in records");
-    Ok(TensorTree::of_model(&files.model, |_| ())?.digest())
+    let tensors = TensorTree::of_model(&files.model, |_| ())?.digest();
+    Ok(Digests { tensors, tokenizer: tokenizer_digest(files.model.meta()) })
 }
 
 /// Whose process an engine runs in.

@@ -10,9 +10,8 @@ use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use crossbeam::channel::{self, Receiver, Sender, TrySendError};
-use engine::api::{Command, Event};
-use engine::ids::Ticket;
-use engine_io::digest::Sha256;
+use engine::api::{Command, Event, Report};
+use engine::ids::{Ticket, TokenId};
 
 use crate::serve::answer::{Choice, Dialect, Entries, Frame};
 use crate::serve::error::ApiError;
@@ -23,7 +22,7 @@ use crate::serve::metrics::End;
 use crate::serve::model::TextModel;
 use crate::serve::random::Random;
 use crate::serve::reader::{Long, Read, Reader, Ready, Work, read_long};
-use crate::serve::record::{Asked, Facts, Line, RecordFile, Recorder, Written};
+use crate::serve::record::{Asked, Digests, Facts, Line, RecordFile, Recorder, Written};
 use crate::serve::{Bounds, Parts, info, limits};
 
 /// A body that is read without delay for others: milliseconds of work, whatever it holds.
@@ -70,7 +69,7 @@ pub(crate) struct Threads {
     pub recorder: Option<JoinHandle<()>>,
 }
 
-/// Starts `text` and `long` for a model and its engine, and with `record` (a file, and the digest of the model's tensors)
+/// Starts `text` and `long` for a model and its engine, and with `record` (a file, and the digests of the model)
 /// the thread that writes it. `inbox` and `outbox` are a front's other ends.
 ///
 /// # Errors
@@ -82,15 +81,15 @@ pub(crate) fn start(
     inbox: Receiver<ToText>,
     outbox: Sender<ToFront>,
     bell: Bell,
-    record: Option<(RecordFile, Sha256)>,
+    record: Option<(RecordFile, Digests)>,
 ) -> io::Result<Threads> {
     *shared.model.write() = Some(Arc::new(info::entry(&parts.info, &parts.spec)));
     *shared.outage.write() = parts.outage;
     shared.metrics.lock().mtp_offer = Some(parts.spec.mtp);
     let caps = parts.model.caps();
     let model: Arc<dyn TextModel> = Arc::from(parts.model);
-    let started = record.map(|(file, digest)| {
-        Recorder::start(file, Facts { model: Arc::clone(&model), model_id: parts.info.id.clone(), digest })
+    let started = record.map(|(file, digests)| {
+        Recorder::start(file, Facts { model: Arc::clone(&model), model_id: parts.info.id.clone(), digests })
     });
     let (recorder, recorder_thread) = started.transpose()?.unzip();
     shared.metrics.lock().records = recorder.as_ref().map(|near| Arc::clone(&near.counts));
@@ -514,12 +513,19 @@ impl Text {
             Event::Refused { .. } => {
                 self.state.gone.remove(&ticket);
             }
-            Event::Finished { report, .. } | Event::Cancelled { report, .. } => {
-                let Some(gone) = self.state.gone.remove(&ticket) else { return };
-                self.shared.metrics.lock().used(&report, gone.counts_prompt);
-                self.record(gone.line);
-            }
+            Event::Finished { report, .. } => self.end_of_gone(ticket, &report, "", &[]),
+            Event::Cancelled { tokens, text, report, .. } => self.end_of_gone(ticket, &report, &text, &tokens),
         }
+    }
+
+    /// The last event of a cancelled choice, with what no other has said.
+    fn end_of_gone(&mut self, ticket: Ticket, report: &Report, text: &str, tokens: &[TokenId]) {
+        let Some(mut gone) = self.state.gone.remove(&ticket) else { return };
+        self.shared.metrics.lock().used(report, gone.counts_prompt);
+        if let Some(line) = &mut gone.line {
+            line.written.add(text, tokens);
+        }
+        self.record(gone.line);
     }
 
     fn begin(&mut self, exchange: Exchange) -> Outcome {

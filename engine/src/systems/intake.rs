@@ -78,7 +78,7 @@ fn set_paused(requests: &mut Requests, ticket: Ticket, paused: bool) {
 
 fn cancel(ticket: Ticket, waiting: &mut Waiting, requests: &mut Requests, pages: &mut Pages, outbox: &mut Outbox) {
     if waiting.remove(ticket) {
-        outbox.push(Event::Cancelled { ticket, report: Box::default() });
+        outbox.push(Event::Cancelled { ticket, tokens: Vec::new(), text: String::new(), report: Box::default() });
         return;
     }
     // A ticket that is unknown has finished already: its last event is on the way.
@@ -86,7 +86,7 @@ fn cancel(ticket: Ticket, waiting: &mut Waiting, requests: &mut Requests, pages:
     requests.phase[slot.index()] = Phase::Done;
     // Now, so that nobody is preempted for pages that are about to be free.
     pages.truncate(slot, 0);
-    outbox.forget(slot, ticket);
+    outbox.take_back(slot, ticket);
 }
 
 fn refusal(

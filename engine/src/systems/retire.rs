@@ -6,6 +6,7 @@ use crate::step::SlotOp;
 use crate::systems::keep::keep_row;
 use crate::tables::counters::Counters;
 use crate::tables::outbox::Outbox;
+use crate::tables::output::Outputs;
 use crate::tables::pages::Pages;
 use crate::tables::prefix::Prefix;
 use crate::tables::requests::{Phase, Requests};
@@ -21,6 +22,7 @@ pub fn retire(
     prefix: &mut Prefix,
     counters: &mut Counters,
     outbox: &mut Outbox,
+    outputs: &Outputs,
     ops: &mut Vec<SlotOp>,
     now_ns: u64,
 ) {
@@ -59,9 +61,11 @@ pub fn retire(
                 report.prompt_tokens = report.prompt_tokens.max(report.cached_tokens);
                 report.total_ns = now_ns - requests.arrived_ns[s];
                 tracing::info!(request = %requests.id(slot), tokens = report.completion_tokens, "cancelled");
-                outbox.forget(slot, ticket);
+                outbox.take_back(slot, ticket);
+                let (tokens, mut text) = (std::mem::take(&mut outbox.tokens[s]), std::mem::take(&mut outbox.text[s]));
+                outputs.state[s].clone().finish(&mut text);
                 held.into_iter().for_each(|held| outbox.push(held));
-                outbox.push(Event::Cancelled { ticket, report: Box::new(report) });
+                outbox.push(Event::Cancelled { ticket, tokens, text, report: Box::new(report) });
             }
         }
         requests.give_back(slot);

@@ -2,8 +2,8 @@
 //! order (written by intake, admit, retire, emit; drained by emit).
 //!
 //! Bound: a row whose event waits here is stalled and commits nothing more, and admissions and refusals wait while
-//! the queue is longer than its room, and cancellations with the commands; what a row had to say is forgotten before
-//! its cancellation is said. So it holds at most `room` + 3 events per slot, and 2 more of its pages where they are
+//! the queue is longer than its room, and cancellations with the commands; what a row had to say goes into the
+//! one event that says its cancellation. So it holds at most `room` + 3 events per slot, and 2 more of its pages where they are
 //! reported.
 
 use std::collections::VecDeque;
@@ -76,13 +76,23 @@ impl Outbox {
         });
     }
 
-    /// Drops a slot's delta and every queued event of its ticket.
-    pub fn forget(&mut self, slot: Slot, ticket: Ticket) {
+    /// Drops every queued event of a ticket. Its deltas become the slot's again, in front of what that has, without
+    /// log-probabilities.
+    pub fn take_back(&mut self, slot: Slot, ticket: Ticket) {
         let s = slot.index();
-        self.tokens[s].clear();
-        self.text[s].clear();
         self.logprobs[s].clear();
-        self.queue.retain(|e| e.ticket() != ticket);
+        let (mut tokens, mut text) = (Vec::new(), String::new());
+        self.queue.retain_mut(|event| {
+            if let Event::Delta { ticket: whose, tokens: said, text: released, .. } = event
+                && *whose == ticket
+            {
+                tokens.append(said);
+                text.push_str(released);
+            }
+            event.ticket() != ticket
+        });
+        self.tokens[s].splice(..0, tokens);
+        self.text[s].insert_str(0, &text);
     }
 
     /// The oldest event.

@@ -3,7 +3,8 @@
 //! ```text
 //! {"schema":"slipstream-trace/1","id":"req_1","source":"recorded",          required, in every line
 //!  "model":"m","model_sha256":"9f..","settings":{"temperature":0},          of the request that made the last turn,
-//!  "seed":7,"prompt_tokens":[1,2],"finish_reason":"stop",                   each where it is known
+//!  "tokenizer_sha256":"41..","seed":7,"prompt_tokens":[1,2],                each where it is known
+//!  "finish_reason":"stop",
 //!  "turns":[{"role":"user","text":"Hi"},                                    at least one
 //!           {"role":"assistant","text":"Hello","output":true,"tokens":[3]}]}
 //! ```
@@ -12,13 +13,18 @@
 //! |---|---|
 //! | `id`, `source` | [`Session::id`], [`Session::source`] |
 //! | `turns[].role` | `system` (or `developer`), `user`, `assistant`, `tool` (or `function`) |
-//! | `turns[].text` | content; calls are not in it where `tool` has them |
+//! | `turns[].text` | content; calls and thinking are not in it where `tool` and `reasoning` have them |
+//! | `turns[].reasoning` | thinking that a client sent apart from the content |
 //! | `turns[].output` | a model wrote it and it is to be replayed; false where absent; of `assistant` alone |
-//! | `turns[].tokens` | ids as chosen, end token included; of outputs alone |
+//! | `turns[].tokens` | every id as chosen, end token included; of outputs alone |
 //! | `turns[].tool` | `{"calls":[{"id","name","arguments"}]}` of a call, `{"call_id","name"}` of an answer |
 //! | the rest | [`super::Request`], of the last turn, which is an output then |
 //!
 //! Fields that are not named here are passed over.
+//!
+//! **Ids and text.** The text of an output is what its client was given, the ids are what the model chose. The text may
+//! begin with a reasoning tag that the prompt ends in, and lacks end tokens, other hidden ones, and a stop string. Whose
+//! ids they are `tokenizer_sha256` says.
 //!
 //! **One line a request.** A recorder writes a line when a request ends, with all turns that the client sent. A line
 //! whose turns begin with all turns of an earlier session of the file, and go on, continues that session: the reader
@@ -218,7 +224,7 @@ fn prefix_hashes(turns: &[Turn]) -> Vec<u64> {
     let mut hasher = DefaultHasher::new();
     let mut hashes = vec![hasher.finish()];
     for turn in turns {
-        (turn.role, &turn.text).hash(&mut hasher);
+        (turn.role, &turn.text, &turn.reasoning).hash(&mut hasher);
         hashes.push(hasher.finish());
     }
     hashes

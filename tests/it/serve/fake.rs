@@ -12,8 +12,8 @@ use engine::api::{AdmitError, Command, Event, Finish, Report, Speculation, Strat
 use engine::ids::{RequestId, Slot, Ticket, TokenId};
 use engine_bin::menu::{BUILT_IN, Menu};
 use engine_bin::serve::{
-    Bounds, Caps, Config, Conversation, Exit, ModelInfo, MtpOffer, Outage, Parts, RecordFile, RenderError, Rendered,
-    SamplingDefaults, Server, SpecConfig, TextModel,
+    Bounds, Caps, Config, Conversation, Digests, Exit, ModelInfo, MtpOffer, Outage, Parts, RecordFile, RenderError,
+    Rendered, SamplingDefaults, Server, SpecConfig, TextModel,
 };
 use engine_io::digest::Sha256;
 use serde_json::Value;
@@ -136,11 +136,18 @@ struct Running {
     said: u64,
 }
 
+/// What an endless choice has chosen and not sent when it is cancelled.
+pub fn unsent() -> String {
+    "y".repeat(2048)
+}
+
 fn cancelled(ticket: Ticket, prompt_tokens: u64, completion_tokens: u64) -> Event {
+    let text = if completion_tokens > 0 { unsent() } else { String::new() };
+    let completion_tokens = completion_tokens + text.len() as u64;
     let first = completion_tokens.min(1);
     let bonus = completion_tokens - first;
     let report = Report { prompt_tokens, completion_tokens, first, bonus, ..Report::default() };
-    Event::Cancelled { ticket, report: Box::new(report) }
+    Event::Cancelled { ticket, tokens: ids(&text), text, report: Box::new(report) }
 }
 
 /// The engine's thread.
@@ -280,7 +287,8 @@ impl Fake {
     /// One that records in `folder`.
     pub fn recording(folder: &Path, choose: impl Fn(&Submission) -> Script + Send + 'static) -> Self {
         let mut server = Server::start(config()).unwrap();
-        server.record(RecordFile::create(folder).unwrap(), Sha256::of(b"toy"));
+        let digests = Digests { tensors: Sha256::of(b"toy"), tokenizer: Some(Sha256::of(b"bytes")) };
+        server.record(RecordFile::create(folder).unwrap(), digests);
         Self::of(server, choose)
     }
 

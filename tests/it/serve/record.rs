@@ -10,7 +10,7 @@ use engine_io::trace::{Role, Session, jsonl};
 use serde_json::{Value, json};
 
 use super::client::{Client, ask, get, post};
-use super::fake::{END, Fake, Script, chat, hello, ids};
+use super::fake::{END, Fake, Script, chat, hello, ids, unsent};
 use super::process::{Running, program, run};
 
 /// The one file of a folder.
@@ -58,7 +58,7 @@ fn every_choice_is_a_line() {
     ask(fake.address(), "/v1/chat/completions", &body).chunks();
     let calls = json!({"messages": [
         {"role": "developer", "content": "be brief"},
-        {"role": "assistant", "tool_calls": [{"id": "c", "function": {"name": "ls", "arguments": "{\"a\":1}"}}]},
+        {"role": "assistant", "reasoning_content": "a look", "tool_calls": [{"id": "c", "function": {"name": "ls", "arguments": "{\"a\":1}"}}]},
         {"role": "tool", "tool_call_id": "c", "content": "a.txt"},
     ]});
     assert_eq!(ask(fake.address(), "/v1/chat/completions", &calls).status, 200);
@@ -95,6 +95,7 @@ fn every_choice_is_a_line() {
     assert_eq!(chat.request(3).unwrap().prompt_tokens, Some(numbers(second, false)));
     assert_eq!((request.seed, request.model.as_deref()), (Some(7), Some("org/toy")));
     assert_eq!(request.model_sha256, Some(Sha256::of(b"toy").to_string()));
+    assert_eq!(request.tokenizer_sha256, Some(Sha256::of(b"bytes").to_string()));
     assert_eq!(request.finish_reason.as_deref(), Some("stop"));
     let settings = request.settings.as_ref().unwrap();
     assert_eq!((&settings["temperature"], &settings["top_p"]), (&json!(0.25), &json!(1.0)));
@@ -105,6 +106,8 @@ fn every_choice_is_a_line() {
 
     let tool = &sessions[1].turns;
     assert_eq!((tool[0].role, tool[1].output, tool.len()), (Role::System, false, 4));
+    let thoughts: Vec<Option<&str>> = tool.iter().map(|turn| turn.reasoning.as_deref()).collect();
+    assert_eq!(thoughts, [None, Some("a look"), None, None], "what a client holds apart is not lost");
     assert_eq!(tool[1].tool.as_ref().unwrap().calls[0].arguments, "{\"a\":1}");
     assert_eq!(tool[2].tool.as_ref().unwrap().call_id.as_deref(), Some("c"));
 
@@ -122,7 +125,7 @@ fn every_choice_is_a_line() {
     assert_eq!(sessions[4].requests[0].prompt_tokens, Some(vec![99, 100]));
 }
 
-/// A cancelled choice is recorded with all that was said of it, read by its client or not; one that never ran is not.
+/// A cancelled choice is recorded with every token that was chosen, said or not; one that never ran is not.
 #[test]
 fn who_leaves_is_recorded_as_far_as_it_came() {
     let folder = tempfile::tempdir().unwrap();
@@ -157,7 +160,8 @@ fn who_leaves_is_recorded_as_far_as_it_came() {
     assert_eq!(named, [("p", "cancelled"), ("e", "cancelled")]);
     let (prefill, endless) = (&sessions[0].turns[1], &sessions[1].turns[1]);
     assert_eq!((prefill.text.as_str(), prefill.tokens.as_deref()), ("", Some(&[][..])));
-    assert!(endless.text.len() >= 2048 && endless.text.bytes().all(|b| b == b'x'), "{}", endless.text.len());
+    let said = endless.text.strip_suffix(&unsent()).expect("what the engine had not sent is the last");
+    assert!(said.len() >= 2048 && said.bytes().all(|b| b == b'x'), "{}", said.len());
     assert_eq!(endless.tokens, Some(numbers(&endless.text, false)));
 }
 

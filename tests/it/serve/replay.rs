@@ -2,21 +2,27 @@
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener};
+use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
 use engine::api::{Finish, Strategy, Submission};
+use engine::ids::TokenId;
 use engine_bin::bench::replay::live::figures;
 use engine_bin::bench::replay::live::run::{Lane, Options, Target, run};
 use engine_bin::bench::replay::live::task::Task;
+use engine_bin::bench::replay::script::{self, Cuts, Words};
 use engine_bin::bench::result::Arm;
 use engine_bin::flags::{LowArgs, ServeArgs};
+use engine_bin::serve::gguf_text::GgufText;
 use engine_bin::serve::local::Local;
 use engine_bin::serve::start;
-use engine_io::trace::{Role, Session, Turn, jsonl};
+use engine_io::package::tokenizer_digest;
+use engine_io::trace::{self, Role, Session, Turn, jsonl};
+use engine_tests::drive::Subject;
 use serde_json::{Map, Value, json};
 
-use super::client::{Client, ask, get};
+use super::client::{Client, ask, get, post};
 use super::fake::{END, Fake, Script};
 
 fn options() -> Options {
@@ -157,6 +163,59 @@ fn what_was_recorded_replays() {
         assert_eq!(sample.output, engine_bin::bench::replay::live::run::Output::Ids(said));
     }
     assert!(server.end());
+}
+
+/// A forced replay repeats every token that was chosen, whatever the client was given of it: behind a stop string, of a
+/// choice that was cancelled, and behind a tag that the prompt ended in.
+#[test]
+fn a_forced_replay_repeats_what_was_chosen() {
+    let folder = tempfile::tempdir().unwrap();
+    let recorder = local(&format!("--threads 1 --record {}", folder.path().display()));
+    let stopped = json!({"prompt": "def total_price(items):\n", "max_tokens": 40, "temperature": 0, "stop": [" "]});
+    assert_eq!(ask(recorder.address(), "/v1/completions", &stopped).status, 200);
+    let endless = json!({"prompt": "def add(", "max_tokens": 4000, "ignore_eos": true, "stream": true});
+    let mut client = Client::connect(recorder.address());
+    client.send(post("/v1/completions", &endless.to_string()));
+    client.head();
+    (0..5).for_each(|_| drop(client.chunk().unwrap()));
+    drop(client);
+    assert!(recorder.end());
+
+    let path = std::fs::read_dir(folder.path()).unwrap().next().unwrap().unwrap().path();
+    let mut found = trace::load(&[path], None).unwrap();
+    let sessions = &mut found.traces[0].sessions;
+    let reasons: Vec<_> = sessions.iter().map(|s| s.requests[0].finish_reason.as_deref().unwrap()).collect();
+    assert_eq!(reasons, ["stop_string", "cancelled"]);
+    let opened = Subject::built_in().opened;
+    let shown = |session: &Session| {
+        let bytes = opened.tokenizer.decode_bytes(session.turns[1].tokens.as_ref().unwrap(), false).unwrap();
+        String::from_utf8_lossy(&bytes).into_owned()
+    };
+    assert!(shown(&sessions[0]).starts_with(&format!("{} ", sessions[0].turns[1].text)), "the string was chosen");
+    assert_eq!(shown(&sessions[1]), sessions[1].turns[1].text, "nothing is held back at the end");
+    let mut tagged = sessions[0].clone();
+    tagged.turns[1].text.insert_str(0, "<think>\n");
+    // Nothing was chosen of this one, although its client was given the tag.
+    let mut empty = tagged.clone();
+    (empty.turns[1].text, empty.turns[1].tokens) = ("<think>\n".to_owned(), Some(Vec::new()));
+    // Ids of a vocabulary that is not this one are nothing but numbers.
+    let mut foreign = tagged.clone();
+    foreign.requests[0].tokenizer_sha256 = Some("0".repeat(64));
+    sessions.extend([tagged, empty, foreign]);
+
+    let text = GgufText::new(Arc::clone(&opened.tokenizer)).unwrap();
+    let (tokenizer, pieces) = (&opened.tokenizer, &opened.pieces);
+    let words = Words { tokenizer, text: &text, pieces, end: None, digest: tokenizer_digest(opened.file.meta()) };
+    let cuts = Cuts { context: 10_000, max_tokens: None, limit: None, min_output: 0 };
+    let [workload] = &script::workloads(&found, &words, &cuts, &mut |line| panic!("{line}"))[..] else { panic!() };
+    let ids = |ids: &Option<Vec<u32>>| ids.iter().flatten().map(|id| TokenId(*id)).collect::<Vec<_>>();
+    let sessions = &found.traces[0].sessions;
+    assert_eq!((workload.scripts.len(), workload.facts.left_out_n), (4, 1));
+    for (script, session) in workload.scripts.iter().zip(&sessions[..3]) {
+        assert_eq!(script.target, ids(&session.turns[1].tokens));
+        assert_eq!(script.prompt, ids(&session.requests[0].prompt_tokens));
+    }
+    assert_ne!(workload.scripts[3].target, ids(&sessions[4].turns[1].tokens));
 }
 
 fn text_of(submission: &Submission) -> String {

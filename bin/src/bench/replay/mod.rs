@@ -34,6 +34,7 @@ use engine::model::{Model, ModelError, MtpStatus};
 use engine::pieces::Pieces;
 use engine::step::{Executor as _, Shape};
 use engine_io::digest::{Sha256, TensorTree};
+use engine_io::package::tokenizer_digest;
 use engine_io::plain;
 use engine_io::text::{TemplateError, Tokenizer, VocabSpec};
 use engine_io::trace::{self, Found, TraceError};
@@ -139,6 +140,8 @@ struct Subject {
     pieces: Arc<Pieces>,
     /// The token that ends an answer.
     end: Option<u32>,
+    /// Digest of the token list.
+    vocabulary: Option<Sha256>,
     facts: ModelFacts,
     reads: Reads,
     package: Option<menu::Menu>,
@@ -245,8 +248,8 @@ impl<'a> Bench<'a> {
     pub fn stage(&mut self, limit: Option<usize>, arms: &[Speculation]) -> Result<Stage<'_>, ReplayError> {
         let (flags, subject, context) = (self.flags, &self.subject, self.context());
         let cuts = Cuts { context, max_tokens: flags.max_tokens, limit, min_output: flags.min_output };
-        let words =
-            Words { tokenizer: &subject.tokenizer, text: &subject.text, pieces: &subject.pieces, end: subject.end };
+        let Subject { tokenizer, text, pieces, end, vocabulary, .. } = subject;
+        let words = Words { tokenizer, text, pieces, end: *end, digest: *vocabulary };
         let workloads = script::workloads(&self.found, &words, &cuts, &mut |line| report::note(line));
         if workloads.is_empty() {
             let sessions = self.found.traces.iter().map(|trace| trace.sessions.len()).sum();
@@ -337,6 +340,7 @@ fn open(flags: &ReplayFlags) -> Result<Subject, ReplayError> {
     let meta = files.model.meta();
     let spec = VocabSpec::from_meta(meta)?;
     let end = spec.ids.eot.or(spec.ids.eos);
+    let vocabulary = tokenizer_digest(meta);
     let tokenizer =
         Tokenizer::new(spec).map_err(|source| engine_io::Error::Tokenizer { file: meta.file().to_owned(), source })?;
     let package = files.model.package().and_then(|package| menu::of_package(&package.manifest));
@@ -363,7 +367,7 @@ fn open(flags: &ReplayFlags) -> Result<Subject, ReplayError> {
     let pieces = Arc::new(pieces(&tokenizer));
     let tokenizer = Arc::new(tokenizer);
     let text = GgufText::new(Arc::clone(&tokenizer))?;
-    Ok(Subject { model, tokenizer, text, pieces, end, facts, reads, package })
+    Ok(Subject { model, tokenizer, text, pieces, end, vocabulary, facts, reads, package })
 }
 
 /// Sessions that were read, and where arms are run on them.

@@ -3,16 +3,19 @@
 //!
 //! **Prompts** are what the chat template of the model makes of the turns before, by the way of the server. Results of
 //! tools, and calls, are told as plain text: recordings of other models have call markup of their own. A model without a
-//! template gets the texts of the turns, one after the other. A recording of this engine has its prompts as tokens, which
-//! are taken where the tokens of the answer are text for text those of this vocabulary.
+//! template gets the texts of the turns, one after the other. A recording of this engine has prompts and answers as tokens,
+//! which are taken as they are where they are of this vocabulary: by its digest, or where none was recorded because the
+//! tokens of the answer write its text. An answer of no tokens is none.
 //!
 //! **Cuts.** An output is replayed up to half of the context, of a prompt the end that fits beside it; both are counted.
 
+use std::borrow::Cow;
 use std::ops::Range;
 use std::sync::Arc;
 
 use engine::ids::TokenId;
 use engine::pieces::{PieceFlags, Pieces};
+use engine_io::digest::Sha256;
 use engine_io::text::{EncodeOptions, Tokenizer};
 use engine_io::trace::{Found, Session, Turn};
 use serde_json::{Value, json};
@@ -81,6 +84,8 @@ pub struct Words<'a> {
     pub pieces: &'a Pieces,
     /// The token that ends an answer.
     pub end: Option<u32>,
+    /// Digest of the tokenizer's list of tokens.
+    pub digest: Option<Sha256>,
 }
 
 /// The sessions that were found, by source in the order of their first session. Of each session that a template refuses
@@ -146,8 +151,10 @@ struct CutScripts {
 fn scripts(session: &Session, words: &Words<'_>, cuts: &Cuts) -> Result<CutScripts, String> {
     let mut out = CutScripts::default();
     for turn in session.outputs() {
-        let Some((mut target, recorded)) = answer(&session.turns[turn], words) else { continue };
-        let known = session.request(turn).and_then(|request| request.prompt_tokens.as_deref());
+        let request = session.request(turn);
+        let vocabulary = request.and_then(|request| request.tokenizer_sha256.as_deref());
+        let Some((mut target, recorded)) = answer(&session.turns[turn], vocabulary, words) else { continue };
+        let known = request.and_then(|request| request.prompt_tokens.as_deref());
         let known = known.filter(|ids| recorded && !ids.is_empty() && ids.iter().all(|id| words.knows(*id)));
         let mut prompt = match known {
             Some(ids) => ids.iter().copied().map(TokenId).collect(),
@@ -185,12 +192,20 @@ impl Words<'_> {
     }
 }
 
-/// Tokens of an output, and whether they are the recorded ones. `None`: it says nothing.
-fn answer(turn: &Turn, words: &Words<'_>) -> Option<(Vec<TokenId>, bool)> {
+/// Tokens of an output, and whether they are the recorded ones, which are of the vocabulary with that digest. `None`: it
+/// says nothing.
+fn answer(turn: &Turn, vocabulary: Option<&str>, words: &Words<'_>) -> Option<(Vec<TokenId>, bool)> {
+    if turn.tokens.as_ref().is_some_and(Vec::is_empty) {
+        return None;
+    }
     let text = turn.whole_text();
-    if let Some(ids) = turn.tokens.as_deref().filter(|ids| !ids.is_empty() && ids.iter().all(|id| words.knows(*id))) {
-        let shown = words.tokenizer.decode_bytes(ids, false).ok();
-        if shown.is_some_and(|bytes| String::from_utf8_lossy(&bytes) == text) {
+    if let Some(ids) = turn.tokens.as_deref().filter(|ids| ids.iter().all(|id| words.knows(*id))) {
+        let writes_it = || {
+            let shown = words.tokenizer.decode_bytes(ids, false).ok();
+            shown.is_some_and(|bytes| String::from_utf8_lossy(&bytes) == text)
+        };
+        let ours = vocabulary.map(|digest| words.digest.is_some_and(|own| own.to_string() == digest));
+        if ours.unwrap_or_else(writes_it) {
             return Some((ids.iter().copied().map(TokenId).collect(), true));
         }
     }
@@ -205,7 +220,8 @@ fn answer(turn: &Turn, words: &Words<'_>) -> Option<(Vec<TokenId>, bool)> {
 /// The prompt that a client sends for an answer to `turns`.
 fn prompt(turns: &[Turn], words: &Words<'_>) -> Result<Vec<TokenId>, String> {
     if !words.text.caps().chat {
-        let texts: Vec<_> = turns.iter().map(Turn::whole_text).collect();
+        let texts = turns.iter().flat_map(|turn| [turn.reasoning.as_deref().map(Cow::from), Some(turn.whole_text())]);
+        let texts: Vec<_> = texts.flatten().collect();
         let ids = words.encode(&texts.join("\n\n"), true);
         return if ids.is_empty() { Err("nothing was said before it".to_owned()) } else { Ok(ids) };
     }
@@ -222,5 +238,9 @@ fn message(turn: &Turn) -> Value {
         engine_io::trace::Role::Tool => "user",
         role => role.name(),
     };
-    json!({"role": role, "content": turn.whole_text()})
+    let mut out = json!({"role": role, "content": turn.whole_text()});
+    if let Some(thought) = &turn.reasoning {
+        out["reasoning_content"] = thought.as_str().into();
+    }
+    out
 }

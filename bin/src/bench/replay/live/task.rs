@@ -100,11 +100,17 @@ fn is_exact(session: &Session) -> bool {
 /// calls they belong to is often not known, and not every template takes them.
 fn message(turn: &Turn, exact: bool) -> Value {
     let tool = turn.tool.as_ref().filter(|_| exact);
-    let Some(tool) = tool else {
-        let role = if turn.role == Role::Tool { Role::User } else { turn.role };
-        return json!({"role": role.name(), "content": turn.whole_text()});
+    let mut out = match tool {
+        Some(_) => json!({"role": turn.role.name(), "content": turn.text}),
+        None => {
+            let role = if turn.role == Role::Tool { Role::User } else { turn.role };
+            json!({"role": role.name(), "content": turn.whole_text()})
+        }
     };
-    let mut out = json!({"role": turn.role.name(), "content": turn.text});
+    if let Some(thought) = &turn.reasoning {
+        out["reasoning_content"] = thought.as_str().into();
+    }
+    let Some(tool) = tool else { return out };
     if !tool.calls.is_empty() {
         let call = |c: &engine_io::trace::ToolCall| json!({"id": c.id, "type": "function", "function": {"name": c.name, "arguments": c.arguments}});
         out["tool_calls"] = tool.calls.iter().map(call).collect();
