@@ -10,7 +10,7 @@ use crate::clock::Clock;
 use crate::cost::Cost;
 use crate::limits::{Limits, LimitsError};
 use crate::pieces::Pieces;
-use crate::schedule::{self, Dead, Schedule};
+use crate::schedule::{Dead, Ready, Schedule};
 use crate::step::Executor;
 use crate::tick::Thread;
 use crate::world::{Ledger, World};
@@ -31,7 +31,7 @@ pub enum StartError {
     #[error("limits: {0}")]
     Limits(#[from] LimitsError),
     /// The operating system gave no thread.
-    #[error("the engine's thread could not be started: {0}")]
+    #[error("a thread of the engine could not be started: {0}")]
     Thread(std::io::Error),
 }
 
@@ -88,11 +88,12 @@ pub fn start(
     let (commands, inbox) = bounded(commands_max(limits));
     let (sender, events) = bounded(limits.events);
     let mut world = Box::new(World::new(ledger, executor, clock, inbox, sender));
+    let ready = Ready::start(settings.schedule).map_err(StartError::Thread)?;
     let run = move || {
         if measured {
             world.calibrate();
         }
-        schedule::run(world, settings.schedule)
+        ready.run(world)
     };
     let thread = Builder::new().name(Thread::Commit.name().to_owned()).spawn(run).map_err(StartError::Thread)?;
     Ok(EngineHandle { commands, events, thread })

@@ -11,6 +11,7 @@
 //! theirs, and so on round to `commit`, which reports it.
 
 use std::collections::BTreeMap;
+use std::io;
 use std::thread::{Builder, JoinHandle};
 
 use crossbeam::channel::{Receiver, Sender, bounded};
@@ -124,30 +125,59 @@ impl Dead {
     }
 }
 
-/// Ticks until the world ends. The calling thread is `commit`.
-///
-/// # Errors
-/// If a system panicked on another thread. A panic on this one goes on.
-///
-/// # Panics
-/// If a thread cannot be started.
-pub fn run(mut world: Box<World>, schedule: Schedule) -> Result<(), Dead> {
-    let schedule = if schedule == Schedule::Auto { watch(&mut world) } else { schedule };
-    tracing::info!(schedule = schedule.name(), hops = schedule.hops(), "schedule");
-    if schedule == Schedule::Inline {
-        run_inline(&mut world);
-        return Ok(());
+/// A schedule with its threads, which wait for a world.
+pub struct Ready {
+    schedule: Schedule,
+    /// None of a schedule on one thread, and of `auto`, which has not decided.
+    ring: Option<Ring>,
+}
+
+impl Ready {
+    /// Starts the threads of `schedule`; those of `auto` start when it knows which.
+    ///
+    /// # Errors
+    /// If the operating system gives no thread; none is left then.
+    pub fn start(schedule: Schedule) -> io::Result<Self> {
+        let ring = match schedule {
+            Schedule::Full | Schedule::Fused => Some(Ring::start(schedule)?),
+            Schedule::Inline | Schedule::Auto => None,
+        };
+        Ok(Self { schedule, ring })
     }
-    run_ring(world, schedule)
+
+    /// Ticks until the world ends. The calling thread is `commit`.
+    ///
+    /// # Errors
+    /// If a system panicked on another thread. A panic on this one goes on.
+    pub fn run(self, mut world: Box<World>) -> Result<(), Dead> {
+        let Self { mut schedule, mut ring } = self;
+        if schedule == Schedule::Auto {
+            // Where the machine gives no threads, all runs on the one that there is: the answers are the same.
+            let told = |error: &io::Error| tracing::warn!(%error, "no thread for the schedule; it is inline");
+            schedule = watch(&mut world).inspect_err(told).unwrap_or(Schedule::Inline);
+            if schedule != Schedule::Inline {
+                ring = Ring::start(schedule).inspect_err(told).ok();
+            }
+        }
+        let schedule = if ring.is_some() { schedule } else { Schedule::Inline };
+        tracing::info!(schedule = schedule.name(), hops = schedule.hops(), "schedule");
+        match ring {
+            Some(ring) => ring.run(world),
+            None => {
+                run_inline(&mut world);
+                Ok(())
+            }
+        }
+    }
 }
 
 /// Runs inline until enough steps were seen, then weighs hops against them.
-fn watch(world: &mut World) -> Schedule {
-    let hop_ns = hop_ns(world.clock());
+fn watch(world: &mut World) -> io::Result<Schedule> {
+    let hop_ns = hop_ns(world.clock())?;
     let mut steps = Vec::with_capacity(WATCHED_STEPS);
     while steps.len() < WATCHED_STEPS {
         if world.ended() {
-            return Schedule::Inline;
+            return Ok(Schedule::Inline);
         }
         tick(world);
         // Prompt passes are longer and pass: a schedule is chosen for decoding.
@@ -157,11 +187,11 @@ fn watch(world: &mut World) -> Schedule {
         world.park();
     }
     steps.sort_unstable();
-    Schedule::choose(hop_ns, steps[WATCHED_STEPS / 2] as f64)
+    Ok(Schedule::choose(hop_ns, steps[WATCHED_STEPS / 2] as f64))
 }
 
 /// Measured time of handing a box to a parked thread.
-fn hop_ns(clock: &dyn Clock) -> f64 {
+fn hop_ns(clock: &dyn Clock) -> io::Result<f64> {
     let (there, from_here) = bounded::<Box<u64>>(1);
     let (back, from_there) = bounded::<Box<u64>>(1);
     let echo = Builder::new().name("hop".to_owned()).spawn(move || {
@@ -170,8 +200,7 @@ fn hop_ns(clock: &dyn Clock) -> f64 {
                 return;
             }
         }
-    });
-    let echo = echo.expect("a thread can be started");
+    })?;
     let start = clock.now_ns();
     let mut token = Box::new(0);
     for _ in 0..ROUND_TRIPS {
@@ -181,64 +210,89 @@ fn hop_ns(clock: &dyn Clock) -> f64 {
     let ns = clock.now_ns() - start;
     drop(there);
     echo.join().expect("the echo does not panic");
-    ns as f64 / (2 * ROUND_TRIPS) as f64
+    Ok(ns as f64 / (2 * ROUND_TRIPS) as f64)
 }
 
 type Edge = (Receiver<Box<World>>, Vec<System>, Sender<Box<World>>);
 
-fn run_ring(mut world: Box<World>, schedule: Schedule) -> Result<(), Dead> {
-    let mut stations = stations(schedule);
-    let last = stations.pop().expect("the tick has systems");
-    let mut rest = stations.into_iter();
-    let first = rest.next().expect("a ring has more than one station");
-    assert_eq!((first.thread, last.thread), (Thread::Commit, Thread::Commit), "the tick starts and ends on commit");
+/// The threads of a schedule, and where the world leaves `commit` and comes back.
+struct Ring {
+    first: Vec<System>,
+    last: Vec<System>,
+    /// `None` once the ring comes apart.
+    ends: Option<(Sender<Box<World>>, Receiver<Box<World>>)>,
+    threads: Vec<(Thread, JoinHandle<()>)>,
+}
 
-    let (out, mut tail) = bounded(1);
-    let mut edges: BTreeMap<Thread, Vec<Edge>> = BTreeMap::new();
-    for station in rest {
-        let (sender, receiver) = bounded(1);
-        let from = std::mem::replace(&mut tail, receiver);
-        edges.entry(station.thread).or_default().push((from, station.systems, sender));
-    }
-    let threads: Vec<(Thread, JoinHandle<()>)> = edges
-        .into_iter()
-        .map(|(thread, edges)| {
-            let handle = Builder::new().name(thread.name().to_owned()).spawn(move || serve(&edges));
-            (thread, handle.expect("a thread can be started"))
-        })
-        .collect();
+impl Ring {
+    fn start(schedule: Schedule) -> io::Result<Self> {
+        let mut stations = stations(schedule);
+        let last = stations.pop().expect("the tick has systems");
+        let mut rest = stations.into_iter();
+        let first = rest.next().expect("a ring has more than one station");
+        assert_eq!((first.thread, last.thread), (Thread::Commit, Thread::Commit), "the tick starts and ends on commit");
 
-    let mut lost = false;
-    while !world.ended() {
-        first.systems.iter().for_each(|s| world.run(*s));
-        if out.send(world).is_err() {
-            lost = true;
-            break;
+        let (out, mut tail) = bounded(1);
+        let mut edges: BTreeMap<Thread, Vec<Edge>> = BTreeMap::new();
+        for station in rest {
+            let (sender, receiver) = bounded(1);
+            let from = std::mem::replace(&mut tail, receiver);
+            edges.entry(station.thread).or_default().push((from, station.systems, sender));
         }
-        match tail.recv() {
-            Ok(back) => world = back,
-            Err(_) => {
+        let ends = Some((out, tail));
+        let mut ring = Self { first: first.systems, last: last.systems, ends, threads: Vec::new() };
+        for (thread, edges) in edges {
+            // An early return drops the ring, and that joins the threads that it has.
+            let handle = Builder::new().name(thread.name().to_owned()).spawn(move || serve(&edges))?;
+            ring.threads.push((thread, handle));
+        }
+        Ok(ring)
+    }
+
+    fn run(mut self, mut world: Box<World>) -> Result<(), Dead> {
+        let mut lost = false;
+        let (out, tail) = self.ends.as_ref().expect("it has just been started");
+        while !world.ended() {
+            self.first.iter().for_each(|s| world.run(*s));
+            if out.send(world).is_err() {
                 lost = true;
                 break;
             }
+            match tail.recv() {
+                Ok(back) => world = back,
+                Err(_) => {
+                    lost = true;
+                    break;
+                }
+            }
+            self.last.iter().for_each(|s| world.run(*s));
+            world.park();
         }
-        last.systems.iter().for_each(|s| world.run(*s));
-        world.park();
+        match self.dismiss() {
+            Some(dead) => Err(dead),
+            None => {
+                assert!(!lost, "the ring broke and no thread panicked");
+                Ok(())
+            }
+        }
     }
-    // The ring comes apart from here: each thread sees its neighbour gone.
-    drop((out, tail));
-    let mut dead = None;
-    for (thread, handle) in threads {
-        if let Err(panic) = handle.join() {
-            dead = Some(Dead::new(thread.name(), panic.as_ref()));
+
+    /// Takes the ring apart and waits for its threads: each sees its neighbour gone. The last that panicked.
+    fn dismiss(&mut self) -> Option<Dead> {
+        self.ends = None;
+        let mut dead = None;
+        for (thread, handle) in self.threads.drain(..) {
+            if let Err(panic) = handle.join() {
+                dead = Some(Dead::new(thread.name(), panic.as_ref()));
+            }
         }
+        dead
     }
-    match dead {
-        Some(dead) => Err(dead),
-        None => {
-            assert!(!lost, "the ring broke and no thread panicked");
-            Ok(())
-        }
+}
+
+impl Drop for Ring {
+    fn drop(&mut self) {
+        self.dismiss();
     }
 }
 

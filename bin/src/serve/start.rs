@@ -81,6 +81,7 @@ impl LoadError {
     /// Exit code of the process: 3 for an input that is refused, 2 for flags, 1 for the machine.
     pub fn code(&self) -> u8 {
         match self {
+            Self::Template { source: TemplateError::Thread { .. }, .. } => 1,
             Self::File(_) | Self::Model(_) | Self::Template { .. } | Self::Unmet(_) => 3,
             Self::Stage(LinkError::Refused { .. }) => 3,
             Self::Hub(error) => error.code(),

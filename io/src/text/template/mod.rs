@@ -84,6 +84,12 @@ pub enum TemplateError {
         /// What the compiler says.
         message: String,
     },
+    /// The operating system gave no thread to compile on.
+    #[error("the chat template cannot be compiled: its thread could not be started: {message}")]
+    Thread {
+        /// The system's reason.
+        message: String,
+    },
     /// The template uses names that do not exist here.
     #[error("the chat template uses what is not supported: {}", names.join(", "))]
     Unsupported {
@@ -268,7 +274,7 @@ fn compile(source: String, fuel: u64) -> Result<Environment<'static>, TemplateEr
     };
     let thread = thread::Builder::new().name("template".to_owned()).stack_size(COMPILE_STACK).spawn(work);
     let failed = |message: String| TemplateError::Compile { line: 0, message };
-    let thread = thread.map_err(|e| failed(format!("no thread to compile on: {e}")))?;
+    let thread = thread.map_err(|e| TemplateError::Thread { message: e.to_string() })?;
     thread.join().unwrap_or_else(|_| Err(failed("the compiler failed".to_owned())))
 }
 
