@@ -156,7 +156,11 @@ public:
             batch.bytes_max = bytes.size();
             batch.tokens = tokens.data();
             batch.tokens_max = tokens.size();
-            std::uint64_t wait = timeout ? static_cast<std::uint64_t>(timeout->count()) : SLIPSTREAM_FOREVER;
+            std::uint64_t wait = SLIPSTREAM_FOREVER;
+            if (timeout) {
+                // A time that is over waits for nothing.
+                wait = static_cast<std::uint64_t>(std::max<std::chrono::milliseconds::rep>(timeout->count(), 0));
+            }
             slipstream_status status = slipstream_poll(handle_, request, wait, &batch);
             if (status == SLIPSTREAM_STATUS_TOO_SMALL) {
                 bytes.resize(std::max(bytes.size(), batch.bytes_len));

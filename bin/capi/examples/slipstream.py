@@ -218,6 +218,9 @@ class Engine:
 
     def _submit(self, endpoint, body, prompt):
         body, number = _json(body), c_uint64()
+        # ctypes would take other numbers for what their lowest 32 bits say.
+        if wrong := [token for token in prompt if not 0 <= token < 2**32]:
+            raise ValueError(f"{wrong[0]} is no token id")
         tokens = (c_uint32 * len(prompt))(*prompt)
         request = _Request(ctypes.sizeof(_Request), endpoint, body, len(body), tokens, len(prompt))
         _check(load().slipstream_submit(self._handle, ctypes.byref(request), ctypes.byref(number)))
@@ -225,7 +228,8 @@ class Engine:
 
     def poll(self, request=0, timeout=None):
         """Takes what there is, of one request or of all; waits for the first event up to `timeout` seconds."""
-        wait = FOREVER if timeout is None else round(1000 * timeout)
+        # A time that is over waits for nothing.
+        wait = FOREVER if timeout is None else min(max(round(1000 * timeout), 0), FOREVER)
         events, bytes_max, tokens_max = (_Event * 64)(), 1 << 16, 1 << 12
         while True:
             text, tokens = (c_char * bytes_max)(), (c_uint32 * tokens_max)()

@@ -22,10 +22,12 @@
  *
  * Structs begin with their size: set struct_size to sizeof, and the rest to 0. Later versions add fields at the end.
  *
- * The process. The library installs no signal handler, writes no log, and starts threads in slipstream_open alone. A
- *   model file must not change while a handle has it: where it was written, the engine ends before it says anything wrong
- *   (SLIPSTREAM_STATUS_DEAD); where it became shorter, the system may end the process with SIGBUS, which
- *   {"no_mmap": true} avoids. A child that was forked without exec cannot use the library.
+ * The process. The library installs no signal handler, writes no log, and starts threads in slipstream_open, and once
+ *   more with the schedule "auto" when it has seen the first tokens. A panic of its own says where only if
+ *   RUST_BACKTRACE is set before the first handle is opened. A model file must not change while a handle has it: where it
+ *   was written, the engine ends before it says anything wrong (SLIPSTREAM_STATUS_DEAD); where it became shorter, the
+ *   system may end the process with SIGBUS, which {"no_mmap": true} avoids. A child that was forked without exec cannot use
+ *   the library where its parent has called slipstream_open. Whoever leaves main with a handle open leaves no harm.
  */
 
 
@@ -63,7 +65,7 @@ enum slipstream_status
   SLIPSTREAM_STATUS_TOO_SMALL = 6,
   // Too much waits already. Poll, then try again.
   SLIPSTREAM_STATUS_FULL = 7,
-  // The request never was, or its last event was taken.
+  // The request never was, or its last event was taken; of slipstream_cancel, or it has ended.
   SLIPSTREAM_STATUS_NO_REQUEST = 8,
   // The handle was closed while the call waited.
   SLIPSTREAM_STATUS_CLOSED = 9,

@@ -3,6 +3,7 @@
 
 use std::cell::RefCell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Once;
 
 use engine_bin::embed::{CallError, OpenError};
 use engine_bin::report::chain;
@@ -71,6 +72,17 @@ pub fn guard(call: impl FnOnce() -> Result<(), Failure>) -> Status {
             status
         }
     }
+}
+
+/// From now on panics of this library write nothing into the host's stderr, unless it asks by `RUST_BACKTRACE`: they come
+/// as a status with their text. The tests' own panics are heard.
+pub fn say_nothing() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        if cfg!(not(test)) && std::env::var_os("RUST_BACKTRACE").is_none_or(|asked| asked == "0") {
+            std::panic::set_hook(Box::new(|_| {}));
+        }
+    });
 }
 
 /// What the last failure of this thread was.

@@ -58,10 +58,10 @@ impl<T> Table<T> {
 }
 
 static ENGINES: Mutex<Table<Engine>> = Mutex::new(Table::new());
-/// The process that opened the first handle. Threads do not come along into a child.
+/// The process that was the first to open a handle. Threads do not come along into a child.
 static PROCESS: AtomicU32 = AtomicU32::new(0);
 
-/// Refuses the child of a process with handles, before any lock: one might have been held when it was forked.
+/// Refuses the child of a process that opened one, before any lock: one might have been held when it was forked.
 pub fn same_process() -> Result<(), Failure> {
     match PROCESS.load(Ordering::Relaxed) {
         0 => Ok(()),
@@ -76,8 +76,13 @@ pub fn same_process() -> Result<(), Failure> {
     }
 }
 
-pub fn open(engine: Engine) -> u64 {
+/// Marks this process as the one that opens, before anything is locked or started.
+pub fn begin() -> Result<(), Failure> {
     let _ = PROCESS.compare_exchange(0, std::process::id(), Ordering::Relaxed, Ordering::Relaxed);
+    same_process()
+}
+
+pub fn open(engine: Engine) -> u64 {
     ENGINES.lock().insert(engine)
 }
 

@@ -198,3 +198,84 @@ fn a_poll_that_waits_ends_with_its_handle() {
     assert!(matches!(waits.join().unwrap(), Status::Closed | Status::Handle));
     assert_eq!(slipstream_abi(), SLIPSTREAM_ABI);
 }
+
+/// A pointer that no value of its type can stand at is refused by every function, before it is used.
+#[test]
+fn crooked_pointers_are_refused_everywhere() {
+    let handle = open(SMALL).unwrap();
+    let mut bytes = [0_u8; 256];
+    let crooked = bytes.as_mut_ptr().wrapping_add(1 + bytes.as_ptr().align_offset(8));
+    let (mut room, mut length, mut id) = (Room::new(64), 0, 0);
+    let good = request(Endpoint::Tokenize as u32, r#"{"content": "x"}"#);
+    let tokens =
+        Request { endpoint: Endpoint::Tokens as u32, json_len: 0, tokens: crooked.cast(), tokens_len: 1, ..good };
+    let config = SMALL.as_ptr().cast();
+    let whole = room.batch;
+    // SAFETY: what is refused is not read or written, and the rest are whole structs and buffers.
+    unsafe {
+        assert_eq!(slipstream_open(config, SMALL.len(), crooked.cast()), Status::Argument);
+        assert_eq!(slipstream_preflight(config, SMALL.len(), crooked.cast(), 0, crooked.cast()), Status::Argument);
+        assert_eq!(slipstream_about(handle, std::ptr::null_mut(), 0, crooked.cast()), Status::Argument);
+        assert_eq!(slipstream_about(handle, std::ptr::null_mut(), 1 << 20, &raw mut length), Status::Argument);
+        assert_eq!(slipstream_submit(handle, crooked.cast(), &raw mut id), Status::Argument);
+        assert_eq!(slipstream_submit(handle, &raw const good, crooked.cast()), Status::Argument);
+        assert_eq!(slipstream_submit(handle, &raw const tokens, &raw mut id), Status::Argument);
+        assert_eq!(slipstream_poll(handle, 0, 0, crooked.cast()), Status::Argument);
+        assert_eq!(slipstream_get_stats(handle, crooked.cast()), Status::Argument);
+        assert_eq!(slipstream_last_error(std::ptr::null_mut(), 0, crooked.cast()), Status::Argument);
+    }
+    assert!(last_error().contains("not aligned"), "{}", last_error());
+    for (batch, told) in [
+        (Batch { events: crooked.cast(), ..whole }, "events is not aligned"),
+        (Batch { tokens: crooked.cast(), ..whole }, "tokens is not aligned"),
+        (Batch { events_max: 0, ..whole }, "events_max is 0"),
+        (Batch { event_size: 0, ..whole }, "event_size is 0"),
+        (Batch { event_size: usize::MAX, ..whole }, "event_size is"),
+        (Batch { struct_size: 0, ..whole }, "struct_size"),
+        (Batch { struct_size: usize::MAX, ..whole }, "struct_size"),
+        (Batch { bytes: std::ptr::null_mut(), ..whole }, "bytes is null"),
+    ] {
+        room.batch = batch;
+        assert_eq!(room.poll(handle, 0, 0), Status::Argument, "{told}");
+        assert!(last_error().contains(told), "{told}: {}", last_error());
+    }
+    assert_eq!(bytes, [0; 256], "nothing was written");
+    assert_eq!(slipstream_close(handle), Status::Ok);
+}
+
+/// Text has a length: what is in it decides nothing but the answer.
+#[test]
+fn any_bytes_are_an_answer() {
+    let handle = open(SMALL).unwrap();
+    let bodies: [&[u8]; 6] =
+        [b"", b"\0", b"{\"content\": \"\0\"}", b"\xff\xfe", b"{\"content\": \"\xff\"}", b"{\"content\": 1e999}"];
+    let mut room = Room::new(4096);
+    for body in bodies {
+        let request =
+            Request { json: body.as_ptr().cast(), json_len: body.len(), ..request(Endpoint::Tokenize as u32, "") };
+        let id = submit(handle, &request).unwrap();
+        assert_eq!(room.poll(handle, id, SLIPSTREAM_FOREVER), Status::Ok);
+        let event = room.event().unwrap();
+        assert_eq!((event.kind, event.status), (Kind::Error, 400), "{body:?}");
+        assert_eq!(room.poll(handle, id, SLIPSTREAM_FOREVER), Status::NoRequest, "it was the last");
+        assert_eq!(slipstream_cancel(handle, id), Status::NoRequest);
+    }
+    // One that is over, and whose event waits: there is nothing to cancel, and nothing is lost.
+    let id = submit(handle, &request(Endpoint::Tokenize as u32, r#"{"content": "x\u0000y"}"#)).unwrap();
+    let mut small = Room::new(0);
+    assert_eq!(small.poll(handle, id, SLIPSTREAM_FOREVER), Status::TooSmall);
+    assert_eq!(slipstream_cancel(handle, id), Status::NoRequest);
+    assert_eq!(room.poll(handle, id, 0), Status::Ok);
+    assert_eq!(room.event().unwrap().kind, Kind::Answer);
+    // More than a handle reads is refused at once, and not copied.
+    let long = vec![b' '; 64 << 20];
+    let long = Request { json: long.as_ptr().cast(), json_len: long.len(), ..request(Endpoint::Chat as u32, "") };
+    assert_eq!(submit(handle, &long), Err(Status::Argument));
+    for config in [&b"\0"[..], b"{\"model\": \"a\0b\"}", b"\xff", b"{\"model\": \"\xff\"}"] {
+        let mut opened = 7;
+        // SAFETY: as long as it says.
+        let status = unsafe { slipstream_open(config.as_ptr().cast(), config.len(), &raw mut opened) };
+        assert!(opened == 0 && [Status::Usage, Status::Refused].contains(&status), "{config:?}: {status:?}");
+    }
+    assert_eq!(slipstream_close(handle), Status::Ok);
+}

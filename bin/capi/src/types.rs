@@ -31,7 +31,7 @@ pub enum Status {
     TooSmall = 6,
     /// Too much waits already. Poll, then try again.
     Full = 7,
-    /// The request never was, or its last event was taken.
+    /// The request never was, or its last event was taken; of slipstream_cancel, or it has ended.
     NoRequest = 8,
     /// The handle was closed while the call waited.
     Closed = 9,

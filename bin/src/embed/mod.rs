@@ -14,6 +14,8 @@
 
 mod batch;
 mod config;
+mod desk;
+mod error;
 mod queue;
 mod workers;
 
@@ -21,7 +23,7 @@ use std::sync::Arc;
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
-use crossbeam::channel::{Receiver, Sender, bounded, unbounded};
+use crossbeam::channel::{Receiver, bounded, unbounded};
 use engine::api::Command;
 pub use engine::api::DraftCounts;
 use engine::engine::EngineHandle;
@@ -33,6 +35,7 @@ use serde_json::{Value, json};
 
 pub use batch::{EmbedError, Outcome, run_all};
 pub use config::Config;
+pub use error::{CallError, OpenError};
 pub use queue::{Event, Kind};
 
 use crate::canary::Verdict;
@@ -40,57 +43,13 @@ use crate::flags::SizeFlags;
 use crate::pack::inspect;
 use crate::serve::error::ApiError;
 use crate::serve::json::parse_object;
-use crate::serve::link::{Bell, Body, Exchange, Request, Shared, State, ToFront, ToText};
+use crate::serve::link::{Bell, Body, Request, Shared, ToFront, ToText};
 use crate::serve::routes::Route;
-use crate::serve::start::{self, Files, Home, LoadError};
+use crate::serve::start::{self, Files, Home};
 use crate::serve::{Bounds, Parts, info, limits, stop, text};
 use crate::watch::Ends;
-use queue::{Note, Queue};
-
-/// Why a handle was not opened.
-#[derive(Debug, thiserror::Error)]
-pub enum OpenError {
-    /// The configuration.
-    #[error("{0}")]
-    Config(String),
-    /// The model, or what is asked of it.
-    #[error(transparent)]
-    Load(#[from] LoadError),
-    /// The operating system gave no thread.
-    #[error("the threads of the handle could not be started: {0}")]
-    Thread(std::io::Error),
-}
-
-impl OpenError {
-    /// What the exit code of a program would be: 1 the machine, 2 usage, 3 a refused input.
-    pub fn code(&self) -> u8 {
-        match self {
-            Self::Config(_) => 2,
-            Self::Load(error) => error.code(),
-            Self::Thread(_) => 1,
-        }
-    }
-}
-
-/// Why a call on a handle did nothing.
-#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-pub enum CallError {
-    /// What the call was given.
-    #[error("{0}")]
-    Argument(String),
-    /// Too much waits already. Poll, then try again.
-    #[error("{0}")]
-    Full(String),
-    /// The request has ended and its last event was taken, or it never was.
-    #[error("request {0} is not known: it never was, or its last event was taken")]
-    NoRequest(u64),
-    /// The handle was closed meanwhile.
-    #[error("the handle was closed")]
-    Closed,
-    /// The engine has ended by itself.
-    #[error("the engine has ended: {0}")]
-    Dead(String),
-}
+use desk::{Desk, Desktop, LastWord, exchange};
+use queue::Queue;
 
 /// What a request is to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -149,39 +108,6 @@ pub struct Engine {
     about: Value,
     n_ctx: usize,
     threads: usize,
-}
-
-/// What the host's threads and `host` share.
-struct Desk {
-    shared: Arc<Shared>,
-    state: Mutex<Desktop>,
-    news: Condvar,
-}
-
-struct Desktop {
-    queue: Queue,
-    /// `None` from the beginning of a close.
-    to_text: Option<Sender<ToText>>,
-    closed: bool,
-    /// Why nothing more is computed, although nobody closed the handle.
-    dead: Option<String>,
-}
-
-impl Desktop {
-    fn tell(&self, notes: impl IntoIterator<Item = Note>) {
-        let Some(to_text) = &self.to_text else { return };
-        for note in notes {
-            // Where `text` has gone there is nobody to pause.
-            let _ = to_text.send(match note {
-                Note::Full(id) => ToText::Full(exchange(id)),
-                Note::Room(id) => ToText::Room(exchange(id)),
-            });
-        }
-    }
-}
-
-fn exchange(id: u64) -> Exchange {
-    Exchange { conn: 0, serial: id }
 }
 
 fn bounds(config: &Config) -> Bounds {
@@ -267,6 +193,7 @@ impl Engine {
         let (give, take) = bounded::<(Receiver<ToFront>, text::Threads, EngineHandle)>(1);
         let behind = Arc::clone(&desk);
         let run = move || {
+            let _last = LastWord(&behind);
             if let Ok((from_text, text, engine)) = take.recv() {
                 behind.serve(&from_text, text, engine);
             }
@@ -355,9 +282,16 @@ impl Engine {
         let mut state = self.desk.state.lock();
         let mut late = false;
         loop {
-            let mut refused = false;
-            let (taken, notes) = state.queue.hand_out(of, &mut |event| take(event).inspect_err(|_| refused = true));
+            let (mut refused, mut over) = (false, false);
+            let (taken, notes) = state.queue.hand_out(of, &mut |event| {
+                let last = event.kind.is_last();
+                take(event).map(|()| over |= last).inspect_err(|_| refused = true)
+            });
             state.tell(notes);
+            if over {
+                // Others may wait for events of a request that has no more.
+                self.desk.news.notify_all();
+            }
             if taken > 0 || refused {
                 return Ok(taken);
             }
@@ -433,79 +367,6 @@ impl Drop for Engine {
     }
 }
 
-impl Desktop {
-    fn check(&self) -> Result<(), CallError> {
-        match &self.dead {
-            _ if self.closed => Err(CallError::Closed),
-            Some(why) => Err(CallError::Dead(why.clone())),
-            None => Ok(()),
-        }
-    }
-}
-
-impl Desk {
-    /// Takes what `text` says until it has ended, then ends everything else.
-    fn serve(&self, from_text: &Receiver<ToFront>, text: text::Threads, engine: EngineHandle) {
-        for message in from_text {
-            self.take(message);
-            self.news.notify_all();
-        }
-        let mut why = text.text.join().is_err().then(|| "the text thread panicked".to_owned());
-        if text.long.join().is_err() {
-            why = Some("the thread that reads large requests panicked".to_owned());
-        }
-        if let Err(dead) = stop(engine) {
-            why = Some(dead.to_string());
-        }
-        let mut state = self.state.lock();
-        if !state.closed {
-            self.shared.advance(State::Dead);
-            let why = why.unwrap_or_else(|| "it stopped".to_owned());
-            let error = ApiError::engine(format!("the engine has ended: {why}"));
-            for id in state.queue.running() {
-                state.queue.push(id, Kind::Error, error.status, error.body().to_string().into_bytes(), None);
-            }
-            state.dead = Some(why);
-        }
-        drop(state);
-        self.news.notify_all();
-    }
-
-    fn take(&self, message: ToFront) {
-        let mut state = self.state.lock();
-        let queue = &mut state.queue;
-        let mut notes: Vec<Note> = Vec::new();
-        match message {
-            ToFront::Reply(exchange, reply, held) => {
-                let kind = if reply.status < 400 { Kind::Answer } else { Kind::Error };
-                queue.push(exchange.serial, kind, reply.status, reply.body, held);
-            }
-            ToFront::Data(exchange, bytes) => {
-                let chunks = events(&bytes);
-                notes.extend(chunks.filter_map(|c| queue.push(exchange.serial, Kind::Chunk, 200, c.to_vec(), None)));
-            }
-            ToFront::Close(exchange) => {
-                queue.push(exchange.serial, Kind::End, 200, Vec::new(), None);
-            }
-            ToFront::Break(exchange, status, bytes) => {
-                let error = events(&bytes).next().unwrap_or_default().to_vec();
-                queue.push(exchange.serial, Kind::Error, status, error, None);
-            }
-            ToFront::Pages(exchange, count) => queue.push_pages(exchange.serial, count),
-            // The end of the channel says it, with the reason behind it.
-            ToFront::Open(..) | ToFront::Dead => {}
-        }
-        state.tell(notes);
-    }
-}
-
-/// The JSON in server-sent events of this engine, without comments and the mark of the end.
-fn events(bytes: &[u8]) -> impl Iterator<Item = &[u8]> {
-    // JSON of this engine has no line breaks.
-    let lines = bytes.split(|byte| *byte == b'\n').filter_map(|line| line.strip_prefix(b"data: "));
-    lines.filter(|json| *json != b"[DONE]")
-}
-
 fn about(parts: &Parts, threads: usize) -> Value {
     let Parts { info, spec, slots, .. } = parts;
     json!({
@@ -517,16 +378,4 @@ fn about(parts: &Parts, threads: usize) -> Value {
         "threads": threads,
         "isa": Isa::best().name(),
     })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn events_lose_their_framing() {
-        let text = b"data: {\"a\":1}\n\n: keep-alive\n\ndata: {\"b\":\"data: x\"}\n\ndata: [DONE]\n\n";
-        let found: Vec<&[u8]> = events(text).collect();
-        assert_eq!(found, [&b"{\"a\":1}"[..], b"{\"b\":\"data: x\"}"]);
-    }
 }

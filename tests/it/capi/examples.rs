@@ -20,6 +20,11 @@ fn library() -> &'static Path {
     FOLDER.get_or_init(|| build(&["--lib"]))
 }
 
+/// A program of this folder.
+fn own(name: &str) -> PathBuf {
+    workspace().join("tests/it/capi").join(name)
+}
+
 fn examples() -> PathBuf {
     workspace().join("bin/capi/examples")
 }
@@ -46,7 +51,7 @@ fn compile(compiler: &str, standard: &str, source: &Path, folder: &Path) -> Opti
     let mut command = Command::new(compiler);
     command.args([standard, "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-pedantic", "-pthread"]);
     command.arg("-I").arg(workspace().join("bin/capi/include")).arg(source).arg("-o").arg(&program);
-    command.arg("-L").arg(library()).arg("-lslipstream").arg(format!("-Wl,-rpath,{}", library().display()));
+    command.arg("-L").arg(library()).arg("-lslipstream").arg("-ldl").arg(format!("-Wl,-rpath,{}", library().display()));
     let output = command.output().unwrap();
     assert!(output.status.success(), "{}: {}", source.display(), String::from_utf8_lossy(&output.stderr));
     Some(program)
@@ -80,6 +85,7 @@ fn of_the_daemon() -> &'static str {
 }
 
 const CONFIG: &str = r#"{"ctx_size": 512, "parallel": 2, "threads": 1}"#;
+const SMALL: &str = r#"{"ctx_size": 256, "parallel": 1, "threads": 1}"#;
 
 #[test]
 fn the_c_example_gets_what_the_daemon_gives() {
@@ -137,13 +143,85 @@ fn valgrind_finds_no_error_and_no_leak() {
     assert_eq!(line(&lines, "json"), of_the_daemon());
 }
 
+/// The machine gives no thread, whichever of them it is: opening fails and says so, nothing is left, the next one opens. An
+/// open handle whose schedule wants more goes on without.
+#[test]
+fn a_thread_that_is_refused_leaves_nothing_behind() {
+    let folder = tempfile::tempdir().unwrap();
+    let Some(program) = compile("cc", "-std=gnu11", &own("refused.c"), folder.path()) else { return };
+    let mut ids = Vec::new();
+    // Two workers beside the caller, the template's, the engine's, the text's two and the host's; and those of a schedule.
+    for (schedule, threads, refusals) in [("auto", 6, 7), ("inline", 6, 7), ("fused", 8, 9), ("full", 10, 11)] {
+        let config = json!({"ctx_size": 128, "parallel": 1, "threads": 3, "schedule": schedule});
+        let lines = run(Command::new(&program).arg(config.to_string()));
+        assert_eq!(line(&lines, "threads"), threads.to_string(), "{schedule}: {lines:?}");
+        let refused: Vec<&String> = lines.iter().filter(|line| line.starts_with("refused ")).collect();
+        assert_eq!(refused.len(), refusals, "{schedule}: {refused:?}");
+        for (n, text) in refused.iter().enumerate() {
+            assert!(
+                text.starts_with(&format!("refused {} 1 ", n + 1)) && text.contains("could not be started"),
+                "{text}"
+            );
+        }
+        ids.push(line(&lines, "ids").to_owned());
+    }
+    assert!(ids.iter().all(|other| *other == ids[0]), "{ids:?}");
+}
+
+#[test]
+fn a_host_with_bad_manners_is_borne() {
+    let Some(model) = fixture("qwen35-tiny/qwen35-tiny-Q8_0.gguf") else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let Some(program) = compile("cc", "-std=gnu11", &own("hostile.c"), folder.path()) else { return };
+    let file = folder.path().join("changing.gguf");
+    std::fs::copy(&model, &file).unwrap();
+    let config = |model: Option<&Path>| {
+        let model = model.map(|path| path.to_str().unwrap());
+        json!({"model": model, "ctx_size": 512, "parallel": 2, "threads": 2}).to_string()
+    };
+    let mut command = Command::new(program);
+    command.arg(config(None)).arg(config(Some(&model))).arg(config(Some(&file))).arg(&file);
+    command.env_remove("RUST_BACKTRACE");
+    let output = command.output().unwrap();
+    let (out, error) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{}\n{out}\n{error}", output.status);
+    assert_eq!(error, "", "the library writes nothing");
+    let lines: Vec<String> = out.lines().map(str::to_owned).collect();
+    assert!(line(&lines, "dead").starts_with("10 ") && line(&lines, "dead").contains("changing.gguf"), "{lines:?}");
+    let counts: Vec<u32> = line(&lines, "closed").split(' ').map(|n| n.parse().unwrap()).collect();
+    for (status, count) in counts.iter().enumerate() {
+        // Done, no handle, too small, full, no request, closed; and no other.
+        assert!(*count == 0 || [0, 4, 6, 7, 8, 9].contains(&status), "status {status}: {lines:?}");
+    }
+    assert!(counts[0] > 0 && counts[4] > 0, "{lines:?}");
+}
+
+#[test]
+fn the_cpp_wrapper_owns_its_handle() {
+    let folder = tempfile::tempdir().unwrap();
+    let Some(program) = compile("c++", "-std=c++17", &own("wrapper.cpp"), folder.path()) else { return };
+    run(Command::new(program).arg(SMALL));
+}
+
+#[test]
+fn the_python_module_owns_its_handle() {
+    if !has("python3") {
+        return;
+    }
+    let mut command = Command::new("python3");
+    command.arg("-B").arg(own("manners.py")).arg(SMALL).env("PYTHONPATH", examples());
+    let output = command.env("SLIPSTREAM_LIBRARY", library().join("libslipstream.so")).output().unwrap();
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && error.is_empty(), "{}: {error}", output.status);
+    assert_eq!(output.stdout, b"done\n");
+}
+
 /// Two handles a cycle, and one that is refused late: memory, threads and descriptors return to where they were.
 #[test]
 fn a_hundred_cycles_leave_nothing_behind() {
     let Some(model) = fixture("qwen35-tiny/qwen35-tiny-Q8_0.gguf") else { return };
     let folder = tempfile::tempdir().unwrap();
-    let source = workspace().join("tests/it/capi/cycles.c");
-    let Some(program) = compile("cc", "-std=gnu11", &source, folder.path()) else { return };
+    let Some(program) = compile("cc", "-std=gnu11", &own("cycles.c"), folder.path()) else { return };
     let Some(plain) = fixture("qwen35-tiny/qwen35-tiny-nomtp-Q8_0-00001-of-00003.gguf") else { return };
     let (model, plain) = (model.to_str().unwrap(), plain.to_str().unwrap());
     let good = json!({"model": model, "ctx_size": 64, "parallel": 1, "threads": 3});
@@ -153,7 +231,7 @@ fn a_hundred_cycles_leave_nothing_behind() {
     let lines = run(command
         .arg(good.to_string())
         .arg(bad.to_string())
-        .args(["100", "2", "20", "100"])
+        .args(["100", "2", "20", "50", "100"])
         .env("MALLOC_ARENA_MAX", "1"));
     // Worker 0 is who computes.
     assert_eq!(line(&lines, "open"), "workers 2", "two handles share one pool");
@@ -161,10 +239,13 @@ fn a_hundred_cycles_leave_nothing_behind() {
         let words = line(&lines, cycle).split(' ').filter_map(|word| word.parse().ok());
         words.collect()
     };
-    let (second, early, last) = (numbers("cycle 2"), numbers("cycle 20"), numbers("cycle 100"));
+    let (second, early, half, last) =
+        (numbers("cycle 2"), numbers("cycle 20"), numbers("cycle 50"), numbers("cycle 100"));
     let [used, rss, threads, fds] = last[..] else { panic!("{lines:?}") };
     assert_eq!((threads, fds), (1, second[3]), "threads, descriptors: {lines:?}");
     // The caches of the allocator fill in the first cycles; 400 bytes a cycle would show from there on.
     assert!(used <= early[0] + 80 * 400, "allocated bytes grow: {lines:?}");
+    // So do the pages that it keeps; from half way on there are no more of them.
+    assert!(rss <= half[1] + half[1] / 100, "resident memory grows: {lines:?}");
     assert!(rss <= second[1] + second[1] * 3 / 100, "resident memory grows: {lines:?}");
 }

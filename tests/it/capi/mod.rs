@@ -205,6 +205,25 @@ fn two_sessions_on_one_model_get_what_they_get_alone() {
     }
 }
 
+/// Somebody else takes the last event of a request: who waits for it by its number would wait for ever.
+#[test]
+fn a_poll_ends_with_its_request_whoever_takes_the_end() {
+    let engine = Arc::new(small());
+    let body = json!({"prompt": PROMPT, "max_tokens": 400, "ignore_eos": true});
+    for _ in 0..10 {
+        let id = submit(&engine, Endpoint::Completions, &body);
+        let waits = {
+            let engine = Arc::clone(&engine);
+            std::thread::spawn(move || engine.poll(Some(id), DEADLINE, &mut |_| Ok(())))
+        };
+        std::thread::sleep(Duration::from_millis(20));
+        engine.cancel(id).unwrap();
+        let taken = engine.poll(None, Duration::ZERO, &mut |_| Ok(())).unwrap();
+        let found = waits.join().unwrap();
+        assert_eq!(found, if taken == 0 { Ok(1) } else { Err(CallError::NoRequest(id)) });
+    }
+}
+
 #[test]
 fn a_close_ends_what_waits() {
     let engine = Arc::new(small());
