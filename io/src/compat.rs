@@ -47,6 +47,11 @@ pub enum Dialect {
 }
 
 impl Dialect {
+    /// Whether it has the projection in two halves, which are joined before a model is run.
+    pub fn is_halved(self) -> bool {
+        matches!(self, Self::BlockHalves | Self::TopHalves)
+    }
+
     /// A short name, and what it is.
     pub fn name(self) -> &'static str {
         match self {
@@ -73,6 +78,25 @@ pub enum Archs {
     Only(&'static str),
     /// Every one but this.
     Not(&'static str),
+}
+
+impl Archs {
+    /// Whether this is one of them.
+    pub fn has(self, arch: &str) -> bool {
+        match self {
+            Self::All => true,
+            Self::Only(only) => only == arch,
+            Self::Not(not) => not != arch,
+        }
+    }
+
+    /// The one, if it is one.
+    pub fn name(self) -> Option<&'static str> {
+        match self {
+            Self::Only(only) => Some(only),
+            Self::All | Self::Not(_) => None,
+        }
+    }
 }
 
 /// What a rule asks of the rest of the file.
@@ -297,11 +321,6 @@ impl<'a> Facts<'a> {
     }
 
     fn takes(&self, rule: &Rule, t: &TensorInfo, local: &str) -> bool {
-        let arch = match rule.archs {
-            Archs::All => true,
-            Archs::Only(arch) => self.arch == arch,
-            Archs::Not(arch) => self.arch != arch,
-        };
         let named = match rule.found.strip_suffix('*') {
             Some(prefix) => local.starts_with(prefix),
             None => local.strip_suffix(".weight") == Some(rule.found),
@@ -312,7 +331,7 @@ impl<'a> Facts<'a> {
             When::NoOwnMixer => !self.own_mixer,
             When::MixerNorm => self.shared_norm && Some(t.elements()) == self.wide,
         };
-        arch && named && holds
+        rule.archs.has(self.arch) && named && holds
     }
 }
 

@@ -301,11 +301,8 @@ pub enum Error {
         /// What is wrong with it.
         source: crate::text::TextError,
     },
-    /// A per-layer array whose length fits neither the block count nor the trunk.
-    #[error(
-        "{file}: key {key} has {found} elements, expected {all} (all blocks) or {trunk} (without the NextN ones); \
-         convert the model again"
-    )]
+    /// A per-layer array of a length that is none of the model's counts of blocks.
+    #[error("{file}: key {key} has {found} elements, expected {expected}; convert the model again")]
     PerLayerLength {
         /// Path of the file.
         file: String,
@@ -313,10 +310,8 @@ pub enum Error {
         key: String,
         /// Elements found.
         found: usize,
-        /// `block_count`.
-        all: u32,
-        /// `block_count - nextn_predict_layers`.
-        trunk: u32,
+        /// Lengths that it may have, and what each counts.
+        expected: String,
     },
     /// Keys that contradict each other.
     #[error("{file}: inconsistent metadata: {found}; expected {expected}")]

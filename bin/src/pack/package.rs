@@ -39,7 +39,8 @@ pub struct PackageFlags {
     /// The package: a folder that does not exist yet.
     #[arg(long, value_name = "DIR")]
     pub out: PathBuf,
-    /// A result of schema slipstream-bench/1: its fastest arm becomes the default, of those whose output is that of off.
+    /// A result of schema slipstream-bench/1: of the arms that draft and whose output is that of off, the fastest becomes
+    /// the default, also where off is faster; that is said then.
     #[arg(long, value_name = "RESULT.json")]
     pub from_bench: Option<PathBuf>,
     /// Coordinate of the package, such as org/repo:quant [default: local/NAME:TYPE]
@@ -73,6 +74,8 @@ pub struct Report {
     pub default: &'static str,
     /// Why.
     pub reason: String,
+    /// It was measured that every strategy loses against off.
+    pub off_is_fastest: bool,
     /// Names all tensors.
     pub tensor_tree_sha256: Sha256,
     /// Of the manifest.
@@ -174,6 +177,7 @@ pub fn package(flags: &PackageFlags) -> Result<Report, PackError> {
         strategies: recipe.strategies.iter().map(|settings| settings.strategy.name()).collect(),
         default: recipe.default.name(),
         reason: recipe.reason,
+        off_is_fastest: recipe.off_is_fastest,
         tensor_tree_sha256: tree,
         manifest_sha256: Sha256::of(text.as_bytes()),
     })
@@ -344,6 +348,15 @@ pub fn text(report: &Report) -> String {
     line("files", format!("{MANIFEST} and {} GGUF files with {} tensors, {size}", report.artifacts, report.tensors));
     line("strategies", report.strategies.join(", "));
     line("default", format!("{}: {}", report.default, report.reason));
+    if report.off_is_fastest {
+        let out = &report.out;
+        line(
+            "note",
+            format!(
+                "drafting lost time where it was measured; without it: engine-serve --model {out} --spec-strategy off"
+            ),
+        );
+    }
     line("sha256", format!("{} of all tensors", report.tensor_tree_sha256));
     line("", format!("{} of {MANIFEST}", report.manifest_sha256));
     out

@@ -77,6 +77,8 @@ pub struct Recipe {
     pub default: Strategy,
     /// Why that one.
     pub reason: String,
+    /// It was measured that every strategy loses against off.
+    pub off_is_fastest: bool,
     /// The measurement.
     pub evidence: Option<FileEntry>,
     /// Tensors that were measured, if the result says.
@@ -91,6 +93,7 @@ impl Recipe {
             strategies: runnable(head).map(settings_of).collect(),
             default,
             reason: "built-in default: nothing was measured on this model".to_owned(),
+            off_is_fastest: false,
             evidence: None,
             measured: None,
         }
@@ -211,16 +214,22 @@ fn choose(arms: &[Arm], head: bool) -> Result<Recipe, String> {
         let settings = fastest.map(|arm| arm.speculation().map_err(|e| format!("the arm {}: {e}", arm.text())));
         strategies.push(settings.transpose()?.unwrap_or_else(|| settings_of(strategy)));
     }
-    let mut reason = format!("fastest of {} measured arms with the output of off: {}, ", same.len(), best.text());
-    let ratio = best.speed() / off.speed();
-    reason.push_str(&format!("{} ({ratio:.2} times)", off.text()));
-    if ratio <= 1.0 {
-        reason.push_str("; none was faster than off");
-    }
+    let (count, ratio, off_is_fastest) = (same.len(), best.speed() / off.speed(), best.speed() <= off.speed());
+    let (best_text, off_text) = (best.text(), off.text());
+    let mut reason = match off_is_fastest {
+        false => format!(
+            "fastest of {count} measured arms with the output of off: {best_text}, {off_text} ({ratio:.2} times)"
+        ),
+        // A default is the id of a strategy, and off is none.
+        true => format!(
+            "off was fastest, and a package cannot have it for its default: {off_text}; of {count} measured arms with its \
+             output {best_text} loses least ({ratio:.2} times)"
+        ),
+    };
     if !void.is_empty() {
         reason.push_str(&format!("; {} arms with another output were left out", void.len()));
     }
-    Ok(Recipe { strategies, default: best.strategy, reason, evidence: None, measured: None })
+    Ok(Recipe { strategies, default: best.strategy, reason, off_is_fastest, evidence: None, measured: None })
 }
 
 fn entry(settings: &Speculation, head: Option<u32>, proposers: &mut Named<Proposer>) -> manifest::Strategy {

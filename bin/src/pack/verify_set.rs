@@ -5,7 +5,7 @@ use std::path::Path;
 
 use engine::model::load::{LoadOptions, Planned};
 use engine::model::stage::{self, STAGE_KEYS, held};
-use engine::model::{Config, ModelError, MtpStatus};
+use engine::model::{Config, ModelError, MtpStatus, graft};
 use engine_io::digest::{Sha256, TensorTree};
 use engine_io::provenance::{self, FileEntry, Provenance, Transform};
 use engine_io::{ModelFile, OpenOptions, package, plain};
@@ -233,8 +233,10 @@ fn grafted(model: &ModelFile, record: &Path, json: bool) -> Result<Report, PackE
             if announced != *expected {
                 faults.push(format!("MTP blocks are {announced:?} by the metadata, expected {expected:?}"));
             }
-            if let MtpStatus::Unavailable(reason) = planned.plan.mtp {
-                faults.push(reason);
+            if let MtpStatus::Unavailable(reason) = &planned.plan.mtp
+                && !is_whole_elsewhere(model, &planned.config)
+            {
+                faults.push(reason.clone());
             }
         }
     }
@@ -247,6 +249,12 @@ fn grafted(model: &ModelFile, record: &Path, json: bool) -> Result<Report, PackE
         unhashed: record.unhashed(),
         faults,
     })
+}
+
+/// Whether the head is written for another engine, with its projection in halves, and nothing of it is missing.
+fn is_whole_elsewhere(model: &ModelFile, config: &Config) -> bool {
+    let names = graft::names_of(model, config).ok().flatten();
+    names.is_some_and(|names| names.dialect.is_halved() && names.lacks.is_empty())
 }
 
 /// What a graft wrote or read, and its record has no digest of: the first file and the last, which are never linked, and

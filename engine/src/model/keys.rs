@@ -3,7 +3,7 @@
 use std::fmt::Display;
 use std::ops::RangeInclusive;
 
-use engine_io::gguf::keys::arch as full_name;
+use engine_io::gguf::keys::{NEXTN_PREDICT_LAYERS, arch as full_name};
 use engine_io::gguf::{LayerCounts, Meta, Value};
 
 use super::config::Arch;
@@ -66,11 +66,12 @@ impl<'a> Keys<'a> {
         if let (true, Some(Value::Array(array))) = (self.arch.is_nemotron_h(), self.meta.get(&name)) {
             let (len, all) = (array.len(), self.counts.all as usize);
             if len != all {
-                let expected = format!(
-                    "block_count entries, which is {all} and counts the MTP block; convert or \
-                    compose the model again"
-                );
-                return Err(self.range(key, format!("an array of {len}"), expected));
+                let expected = match self.counts.nextn {
+                    0 => format!("{all} (all blocks)"),
+                    _ => format!("{all} (all blocks, the MTP block among them)"),
+                };
+                let file = self.meta.file().to_owned();
+                return Err(engine_io::Error::PerLayerLength { file, key: name, found: len, expected }.into());
             }
         }
         let head = match self.meta.get(&name) {
@@ -110,6 +111,21 @@ impl<'a> Keys<'a> {
     /// The error of a value that its use or another key does not allow.
     pub fn range(&self, key: &str, found: impl Display, expected: impl Display) -> ModelError {
         self.meta.out_of_range(&self.full(key), found, expected).into()
+    }
+
+    /// The error of what a key says of block `i`. Of an MTP block it is at least as likely that the key which announces
+    /// it is wrong, so both are named.
+    pub fn range_of_block(&self, key: &str, i: usize, found: impl Display, expected: impl Display) -> ModelError {
+        if i < self.counts.trunk() as usize {
+            return self.range(key, format!("{found} in block {i}"), expected);
+        }
+        let (nextn, key) = (self.full(NEXTN_PREDICT_LAYERS), self.full(key));
+        self.meta
+            .inconsistent(
+                format!("{nextn} = {} makes block {i} an MTP block, and {key} = {found} there", self.counts.nextn),
+                format!("{expected}, or a {nextn} that counts no other block; convert the model again"),
+            )
+            .into()
     }
 
     /// The error of a legal value that is not implemented.

@@ -140,7 +140,7 @@ impl Planned {
     pub fn new(model: &ModelFile, draft: Option<&ModelFile>, options: LoadOptions) -> Result<Self, ModelError> {
         let config = Config::read(model.meta())?;
         let stage = stage::resolve(model, &config, options.stage)?;
-        let draft_config = draft.map(|d| Config::read(d.meta())).transpose()?;
+        let draft_config = draft.map(sidecar::config).transpose()?;
         let own = dialect::of_model(model, &config);
         let beside =
             draft.zip(draft_config.as_ref()).map(|(file, config)| dialect::of_sidecar(file, config, Some(model)));
@@ -172,7 +172,7 @@ impl Planned {
     /// # Errors
     /// As [`Self::new`]; a file that is no sidecar.
     pub fn sidecar(file: &ModelFile, options: LoadOptions) -> Result<Self, ModelError> {
-        let config = Config::read(file.meta())?;
+        let config = sidecar::config(file)?;
         let own = dialect::of_sidecar(file, &config, None);
         let tensors = Inventory::new(&own.tensors);
         let refused = own.refused.as_deref();

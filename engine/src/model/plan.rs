@@ -9,6 +9,7 @@ use super::builder::Builder;
 use super::config::{Arch, Config, Qwen4ExpConfig};
 use super::conventions::Conventions;
 use super::error::ModelError;
+use super::preflight::Preflight;
 use super::program::{MatrixId, MtpProgram, Op, Program, Trunk};
 use super::stage::Stage;
 use super::tensors::{Inventory, Source, WantedMatrix, WantedVector, Wants};
@@ -287,6 +288,16 @@ pub fn block(b: &mut Builder<'_>, from: Source, config: &Config, head: MatrixId)
         Some(own) => qwen4exp::mtp(b, from, index, (block, own.ratio[index]), head),
         None => mtp_block::build(b, from, index, block, head),
     }
+}
+
+/// What a block that a model of this configuration has behind its trunk lacks of what is asked for, or has otherwise.
+pub fn report_of_block(config: &Config, tensors: &Inventory<'_>) -> Preflight {
+    let mut b = Builder::new(config, Conventions::default(), Wants::new(tensors, None));
+    let head = trunk(&mut b).head.expect("a whole model has a head");
+    // The trunk is none of this.
+    b.wants.mark();
+    block(&mut b, Source::Model, config, head);
+    b.wants.report
 }
 
 /// Names of all tensors that the stages of a model ask for together.

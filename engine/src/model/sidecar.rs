@@ -2,9 +2,10 @@
 
 use engine_io::ModelFile;
 use engine_io::compat::{self, block_of};
+use engine_io::gguf::{LayerCounts, keys};
 use engine_kernels::ops::moe::Groups;
 
-use super::config::{Config, ExpertsConfig, Ffn, Mixer, Qwen4ExpConfig};
+use super::config::{Arch, Config, ExpertsConfig, Ffn, Mixer, Qwen4ExpConfig};
 use super::error::ModelError;
 use super::plan::FileView;
 
@@ -39,6 +40,28 @@ pub fn refuse(model: FileView<'_>) -> Result<(), ModelError> {
     Err(ModelError::Sidecar { file: model.path.to_owned(), arch: model.config.arch.name(), block: model.config.trunk })
 }
 
+/// The hyperparameters of a draft file. That it announces one block is asked first: with more, what its lists over the
+/// blocks say is read of the wrong ones.
+///
+/// # Errors
+/// [`ModelError::NotASidecar`], and those of [`Config::read`].
+pub fn config(draft: &ModelFile) -> Result<Config, ModelError> {
+    let meta = draft.meta();
+    let arch = Arch::ALL.into_iter().find(|a| a.has_mtp() && meta.architecture().is_ok_and(|found| found == a.name()));
+    if let Some(arch) = arch {
+        let nextn = LayerCounts::read(meta, arch.name())?.nextn as usize;
+        if nextn > 1 {
+            return Err(ModelError::NotASidecar { file: draft.name(), reason: blocks(arch, nextn) });
+        }
+    }
+    Config::read(meta)
+}
+
+/// Words on a number of NextN blocks that is not one.
+fn blocks(arch: Arch, found: usize) -> String {
+    format!("its {} is {found}, expected 1", keys::arch(arch.name(), keys::NEXTN_PREDICT_LAYERS))
+}
+
 /// A sidecar must be one NextN block and nothing else.
 ///
 /// # Errors
@@ -46,7 +69,7 @@ pub fn refuse(model: FileView<'_>) -> Result<(), ModelError> {
 pub fn require(draft: FileView<'_>) -> Result<(), ModelError> {
     let not = |reason: String| Err(ModelError::NotASidecar { file: draft.path.to_owned(), reason });
     if draft.config.nextn != 1 {
-        return not(format!("its nextn_predict_layers is {}, expected 1", draft.config.nextn));
+        return not(blocks(draft.config.arch, draft.config.nextn));
     }
     if let Some(reason) = draft.refused {
         return not(reason.to_owned());

@@ -44,8 +44,8 @@ pub enum NameError {
     },
     /// A tensor that is to be joined from two.
     #[error(
-        "it is of dialect {dialect}: it has {found} instead of {expected}{lone}; convert it with a tool that joins \
-         both halves into that matrix, columns of the embedding first"
+        "it is of dialect {dialect}: it has {found} instead of {expected}{lone}; engine-pack graft joins both halves \
+         into that matrix, columns of the embedding first"
     )]
     Halves {
         /// Of the file.

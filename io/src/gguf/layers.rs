@@ -40,6 +40,14 @@ impl LayerCounts {
         Ok(counts)
     }
 
+    /// How long an array over the blocks may be.
+    fn lengths(self) -> String {
+        match self.nextn {
+            0 => format!("{} (all blocks)", self.all),
+            _ => format!("{} (all blocks) or {} (without the NextN ones)", self.all, self.trunk()),
+        }
+    }
+
     /// Spreads what a key holds over all blocks: a scalar holds for every block, an array has one element per block
     /// or, without the NextN blocks, one per trunk block and `head` for each NextN block.
     fn spread<T: Copy>(self, meta: &Meta, key: &str, found: PerLayer<T>, head: T) -> Result<Vec<T>> {
@@ -55,8 +63,7 @@ impl LayerCounts {
                 file: meta.file().into(),
                 key: key.into(),
                 found: v.len(),
-                all: self.all,
-                trunk: self.trunk(),
+                expected: self.lengths(),
             }),
         }
     }

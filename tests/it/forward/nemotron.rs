@@ -139,14 +139,15 @@ fn arrays_say_what_a_block_is() {
     assert_eq!(same.program, model.program);
     refused(
         &set(base(), "attention.head_count_kv", array(&[0, 0, 0, 2, 0, 0, 0])),
-        &["head_count_kv", "0 key/value heads for 4 heads in block 6"],
+        &["head_count_kv", "0 key/value heads for 4 heads", "nextn_predict_layers = 1 makes block 6 an MTP block"],
     );
     // Arrays without the MTP block's entry: which block lacks one cannot be told.
     for (part, short) in
         [("attention.head_count_kv", [0, 0, 0, 2, 0, 0]), ("feed_forward_length", [0, 96, 0, 0, 0, 96])]
     {
-        let error = refused(&set(base(), part, array(&short)), &[part, "an array of 6", "which is 7"]);
-        assert!(matches!(error, ModelError::File(_)));
+        let error =
+            refused(&set(base(), part, array(&short)), &[part, "has 6 elements, expected 7 (all blocks, the MTP"]);
+        assert!(matches!(error, ModelError::File(engine_io::Error::PerLayerLength { .. })));
     }
     // A block that the arrays call something else lacks that kind's tensors.
     refused(&set(base(), "feed_forward_length", array(&[0; 7])), &["blk.1.ssm_in.weight is missing"]);

@@ -9,6 +9,7 @@ use engine_io::package::{CODES, MANIFEST};
 use engine_io::{ModelFile, OpenOptions};
 use serde_json::{Value, json};
 
+use super::files::Whole;
 use super::{Packed, codes};
 use crate::forward::edit::{Edit, Tensor};
 
@@ -350,6 +351,50 @@ fn every_code_has_a_package_that_gets_it_and_no_other() {
     let all: BTreeSet<&str> = CODES.iter().map(|(code, _)| *code).collect();
     let untested: Vec<_> = all.difference(&seen).filter(|code| !OF_VERIFY.contains(code)).collect();
     assert_eq!(untested, Vec::<&&str>::new());
+}
+
+/// A list over the blocks of another length is one fault, whichever list and whatever architecture.
+#[test]
+fn lists_over_the_blocks_have_one_code() {
+    for whole in Whole::all() {
+        let bytes = whole.edit.bytes();
+        let packed = Packed::of(&bytes);
+        let lists = [
+            "attention.head_count",
+            "attention.head_count_kv",
+            "attention.recurrent_layers",
+            "attention.compress_ratios",
+            "feed_forward_length",
+            "expert_used_count",
+            "expert_feed_forward_length",
+        ];
+        let mut seen = 0;
+        for list in lists {
+            let key = whole.key(list);
+            // Only of lists that the architecture has.
+            let of_recurrent = !whole.arch.starts_with("nemotron");
+            let there = match list {
+                "attention.recurrent_layers" => of_recurrent,
+                "attention.compress_ratios" => whole.arch == "qwen4exp",
+                _ => whole.edit.meta.get(&key).is_some(),
+            };
+            if !there {
+                continue;
+            }
+            for len in [whole.trunk - 1, whole.trunk + 2] {
+                let key = key.clone();
+                let copy = packed.copy("package");
+                rewrite(METADATA, move |edit| edit.meta.set(&key, Key::Array(Array::U32(vec![1; len]))))(&copy);
+                let issues = copy.preflight(2, false).issues;
+                assert_eq!(codes(&issues), ["per_layer_array_length"], "{} {list}: {issues:#?}", whole.arch);
+                let message = &issues[0].message;
+                let parts = [whole.key(list), format!("has {len} elements"), format!("expected {} (", whole.trunk + 1)];
+                assert!(parts.iter().all(|part| message.contains(part)), "{message}");
+            }
+            seen += 1;
+        }
+        assert!(seen >= 3, "{}", whole.arch);
+    }
 }
 
 /// What a manifest says of its source is read by nobody here, and must be what it is taken for all the same.

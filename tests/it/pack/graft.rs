@@ -10,7 +10,7 @@ use engine::model::graft::plan;
 use engine::model::head::HeadSpec;
 use engine::model::load::LoadOptions;
 use engine::model::{Model, MtpStatus};
-use engine_bin::pack::graft::{DialectFlag, Link, ShardAction};
+use engine_bin::pack::graft::{Link, ShardAction};
 use engine_bin::pack::verify_set::{code, verify};
 use engine_io::compat::Dialect;
 use engine_io::digest::Sha256;
@@ -28,12 +28,14 @@ use crate::forward::qwen4exp::says;
 use crate::serve::client::ask;
 use crate::serve::process::{Running, program};
 
-fn digests(file: &ModelFile) -> Vec<(String, Vec<u64>, Sha256)> {
+/// The same of a file.
+pub fn digests(file: &ModelFile) -> Vec<(String, Vec<u64>, Sha256)> {
     let digest = |t| Sha256::of_tensor(file, t, |_| {}).unwrap();
     file.tensors().iter().map(|t| (t.name.clone(), t.dims().to_vec(), digest(t))).collect()
 }
 
-fn words(edit: &Edit) -> Vec<(String, Vec<u64>, Sha256)> {
+/// Names, dimensions and digests of all tensors.
+pub fn words(edit: &Edit) -> Vec<(String, Vec<u64>, Sha256)> {
     edit.tensors.iter().map(|t| (t.name.clone(), t.dims.clone(), Sha256::of(&t.data))).collect()
 }
 
@@ -44,7 +46,8 @@ fn loaded(file: &ModelFile) -> Arc<Model> {
     model
 }
 
-fn verified(out: &Path) {
+/// `verify` finds nothing.
+pub fn verified(out: &Path) {
     let report = verify(out, true).unwrap_or_else(|error| panic!("{error}"));
     assert_eq!(report.faults, Vec::<String>::new());
     assert!(report.compared > 0);
@@ -361,22 +364,6 @@ fn a_record_without_its_digests_is_not_as_recorded() {
         assert!(report.faults.iter().any(|f| f.contains("the record has no digest of ")), "{:?}", report.faults);
         assert_eq!(code(&report), 3);
     }
-}
-
-/// What another engine calls the block's tensors is written where that is a matter of names.
-#[test]
-fn names_of_other_engines_are_refused_where_they_mean_other_bytes() {
-    let whole = Whole::qwen4exp();
-    let place = Place::new(&whole.target(), &whole.head());
-    let refused = |dialect, part: &str| {
-        let error = place.graft(|f| f.dialect = dialect).unwrap_err();
-        assert!(error.code() == 3 && error.to_string().contains(part), "`{error}` does not say `{part}`");
-    };
-    refused(DialectFlag::T, "output_hc_norm.weight, which is the trunk's in a whole model");
-    refused(DialectFlag::F, "half of a matrix");
-    refused(DialectFlag::I, "half of a matrix");
-    refused(DialectFlag::H, "half of a matrix");
-    place.graft(|f| f.dialect = DialectFlag::CPlus).unwrap();
 }
 
 /// Through the programs: the set is served, drafts, and counts as the file that was never taken apart.

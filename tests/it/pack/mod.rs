@@ -12,6 +12,7 @@ mod inputs;
 mod kill;
 mod large;
 mod layers;
+mod names;
 mod outputs;
 mod paths;
 mod quantize;

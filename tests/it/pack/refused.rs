@@ -3,6 +3,7 @@
 use std::fs;
 use std::os::unix::fs::symlink;
 
+use engine::model::load::{LoadOptions, Planned};
 use engine_bin::pack::graft::Link;
 use engine_io::TensorType;
 use engine_io::gguf::{Array, Value};
@@ -281,4 +282,39 @@ fn other_file_system(place: &Place) -> Option<TempDir> {
         engine_tests::fixtures::skip("links across file systems", "there is only one to be written to here");
     }
     dir
+}
+
+/// Two blocks announced for one: it is that number that is named, whatever lists over the blocks then say of the wrong
+/// ones, by all who take a head.
+#[test]
+fn heads_of_two_blocks_are_named_by_their_number() {
+    for whole in Whole::all() {
+        let key = whole.key("nextn_predict_layers");
+        let two = whole.head().set(&key, Value::U32(2));
+        refused(&whole.target(), &two, &[&format!("{key} is 2, expected 1: one block")]);
+        let beside = Planned::new(&whole.target().file(), Some(&two.file()), LoadOptions::default()).unwrap_err();
+        let alone = Planned::sidecar(&two.file(), LoadOptions::default()).unwrap_err();
+        for error in [beside, alone] {
+            let text = error.to_string();
+            assert!(text.contains(&format!("its {key} is 2, expected 1")), "{text}");
+        }
+        // In a whole model a block of the trunk then counts as the head's: the number is named with whatever disagrees.
+        let file = whole.edit.clone().set(&key, Value::U32(2)).file();
+        let text = match Planned::new(&file, None, LoadOptions::default()) {
+            Err(error) => error.to_string(),
+            Ok(planned) => format!("{:?}", planned.plan.mtp),
+        };
+        assert!(text.contains(&key), "{text}");
+    }
+    // Every list by which a block can be told from an MTP block.
+    let of_block = |whole: &Whole, list: &str, value: Value| {
+        let edit = whole.edit.clone().set(&whole.key(list), value);
+        let text = Planned::new(&edit.file(), None, LoadOptions::default()).unwrap_err().to_string();
+        let block = format!("{} = 1 makes block {} an MTP block", whole.key("nextn_predict_layers"), whole.trunk);
+        assert!(text.contains(&block) && text.contains(&whole.key(list)), "{text}");
+    };
+    let q = Whole::qwen4exp();
+    of_block(&q, "attention.head_count_kv", ints(&[2, 2, 2, 2, 0]));
+    of_block(&q, "expert_used_count", ints(&[2, 2, 2, 2, 0]));
+    of_block(&q, "attention.recurrent_layers", Value::Array(Array::Bool(vec![true, true, true, false, true])));
 }

@@ -8,6 +8,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 use engine::model::config::{Ffn, Mixer};
+use engine::model::graft::HeadNames;
 use engine::model::load::{LoadOptions, Planned};
 use engine::model::preflight::Preflight;
 use engine::model::stage::{self, StageChoice};
@@ -250,7 +251,7 @@ fn examine(file: &ModelFile, report: &mut Report) {
     // The file of a stage is asked whether it would be loaded as that stage.
     let choice = held.as_ref().map(|held| StageChoice { index: held.index, count: held.count, split: None });
     let options = LoadOptions { stage: choice, ..LoadOptions::default() };
-    let dialect = if held.is_none() { graft::dialect_of(file, &config) } else { Ok(None) };
+    let names = if held.is_none() { graft::names_of(file, &config) } else { Ok(None) };
     let planned = match Planned::new(file, None, options) {
         Err(ModelError::Sidecar { .. }) => {
             let has = |name: &str| file.tensor(name).is_some();
@@ -290,12 +291,12 @@ fn examine(file: &ModelFile, report: &mut Report) {
         report.container = Container::Stage;
         report.stage = Some(StageShare::of(&held, &config));
     }
-    match dialect {
+    match names {
         Err(reason) => report.warnings.push(format!("its head: {reason}")),
         Ok(None) => {}
-        Ok(Some(dialect)) => {
-            report.dialect = Some(dialect.name());
-            report.engines = engines(file, &config, dialect, alone);
+        Ok(Some(names)) => {
+            report.dialect = Some(names.dialect.name());
+            report.engines = engines(file, &config, &names, alone);
         }
     }
 }
@@ -418,10 +419,10 @@ fn record(file: &ModelFile, config: &Config) -> Option<Record> {
     })
 }
 
-fn engines(file: &ModelFile, config: &Config, dialect: Dialect, alone: bool) -> Vec<Reads> {
+fn engines(file: &ModelFile, config: &Config, head: &HeadNames, alone: bool) -> Vec<Reads> {
     let rows = ENGINES.iter().filter(|e| e.is_for(config.arch.name()));
-    let names = || file.tensors().iter().map(|t| t.name.as_str());
-    rows.map(|e| Reads { engine: e.name, refusal: e.refusal(dialect, alone, names()) }).collect()
+    let names: Vec<&str> = file.tensors().iter().map(|t| t.name.as_str()).collect();
+    rows.map(|e| Reads { engine: e.name, refusal: e.refusal(head.dialect, alone, &names, &head.lacks) }).collect()
 }
 
 fn fits(target: &ModelFile, head: &std::path::Path) -> Fits {

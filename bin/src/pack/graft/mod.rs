@@ -12,7 +12,7 @@ mod write;
 use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
-use engine::model::graft::{self, GraftPlan};
+use engine::model::graft::{self, GraftPlan, Half};
 use engine_io::compat::Dialect;
 use engine_io::{ModelFile, OpenOptions};
 use serde::Serialize;
@@ -43,7 +43,8 @@ pub struct GraftFlags {
     /// How shards that stay as they are get there.
     #[arg(long, value_enum, default_value_t = Link::Auto)]
     pub link: Link,
-    /// Names of the block's tensors, where other engines expect others.
+    /// Names of the block's tensors, where other engines expect others; those of F and I, with the projection in two
+    /// halves, no program of this project runs.
     #[arg(long, value_enum, default_value_t = DialectFlag::C)]
     pub dialect: DialectFlag,
     /// Print what would be done, and write nothing.
@@ -110,6 +111,10 @@ pub struct Report {
     pub block: usize,
     /// Names that the head came with.
     pub dialect: &'static str,
+    /// Names that it was given.
+    pub names: &'static str,
+    /// The new set can be served as it is; else it is for another engine.
+    pub serves: bool,
     /// Every tensor of the new block.
     pub tensors: Vec<Moved>,
     /// Every tensor of the head that is left out.
@@ -138,6 +143,9 @@ pub struct Moved {
     pub name: String,
     /// Names in the head's file: one, or two whose rows were joined.
     pub from: Vec<String>,
+    /// Which part of that one's rows, if not all of it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub part: Option<&'static str>,
     /// Storage.
     #[serde(rename = "type")]
     pub ty: &'static str,
@@ -172,6 +180,12 @@ pub struct Key {
 /// # Errors
 /// [`PackError`]; the output is absent then.
 pub fn graft(flags: &GraftFlags) -> Result<Report, PackError> {
+    if flags.smoke && flags.dialect.dialect().is_halved() {
+        let names = flags.dialect.dialect().name();
+        return Err(PackError::Usage(format!(
+            "--smoke runs the result, and none of dialect {names} is run here; leave it out"
+        )));
+    }
     let options = OpenOptions::default();
     let target = ModelFile::open(&flags.target, options)?;
     super::refuse_package(&target)?;
@@ -293,12 +307,15 @@ fn report(flags: &GraftFlags, plan: &GraftPlan, set: &write::Set<'_>, bytes_writ
         architecture: plan.arch,
         block: plan.block,
         dialect: plan.dialect.name(),
+        names: plan.names.name(),
+        serves: !plan.names.is_halved(),
         tensors: plan
             .tensors
             .iter()
             .map(|t| Moved {
                 name: t.info.name.clone(),
                 from: t.from.names().into_iter().map(str::to_owned).collect(),
+                part: t.from.half().map(Half::name),
                 ty: t.info.ty.name(),
                 dims: t.info.dims().to_vec(),
                 sha256: None,
@@ -328,7 +345,8 @@ pub fn text(report: &Report) -> String {
         report.dropped.len()
     ));
     for t in report.tensors.iter().filter(|t| t.from.len() != 1 || t.from[0] != t.name) {
-        out.push(format!("  {} from {}", t.name, t.from.join(" and ")));
+        let part = t.part.map_or(String::new(), |part| format!("{part} of "));
+        out.push(format!("  {} from {part}{}", t.name, t.from.join(" and ")));
     }
     out.extend(report.dropped.iter().map(|d| format!("  left out {}: {}", d.name, d.reason)));
     if report.of_donor > 0 {
@@ -349,7 +367,12 @@ pub fn text(report: &Report) -> String {
     out.extend(report.unread.iter().map(|f| format!("not read, being the source's own bytes: {f}")));
     out.extend(report.warnings.iter().map(|w| format!("note: {w}")));
     out.extend(report.smoke.iter().map(|smoke| smoke.text().trim_end().to_owned()));
-    if !report.dry_run {
+    if !report.serves {
+        out.push(format!(
+            "for an engine that reads dialect {}; engine-serve does not, but engine-pack graft --head takes it",
+            report.names
+        ));
+    } else if !report.dry_run {
         out.push(format!("serve it with: engine-serve --model {}", report.file));
     }
     out.join("\n") + "\n"

@@ -2,9 +2,10 @@
 
 use std::path::Path;
 
+use engine::model::graft::{Bytes, GraftPlan, Half, NewTensor};
 use engine::model::{Config, schema};
 use engine_io::ModelFile;
-use engine_io::compat::{Action, RULES, block_of};
+use engine_io::compat::{Action, Dialect, RULES, block_of};
 use engine_io::digest::{Sha256, TensorTree};
 use engine_io::gguf::keys;
 use engine_io::package::tokenizer_digest;
@@ -171,13 +172,15 @@ fn params(
     let plan = sources.plan;
     let tensors = plan.tensors.iter().map(|t| {
         let digest = digests.tensors.get(&t.info.name).map(ToString::to_string);
-        json!({"name": t.info.name, "from": t.from.names(), "sha256": digest})
+        let part = t.from.half().map(Half::name);
+        json!({"name": t.info.name, "from": t.from.names(), "part": part, "sha256": digest})
     });
     let links = done.shards.iter().map(|s| json!({"file": s.name, "action": s.action}));
     let pairs = [
         ("schema", json!(schema::id(config))),
         ("schema_sha256", json!(schema::digest(config))),
         ("head_dialect", json!(plan.dialect.name())),
+        ("dialect", json!(plan.names.name())),
         ("rewrite_all", json!(flags.rewrite_all)),
         ("tensors", tensors.collect()),
         ("shards", links.collect()),
@@ -194,7 +197,12 @@ fn rules(sources: &Sources<'_>) -> Vec<TensorRule> {
     let plan = sources.plan;
     let numbered = |name: &str| name.replacen("blk.B.", "blk.*.", 1);
     let mut out = Vec::new();
-    for used in &plan.rules {
+    // Under other names the table's rules do not say what was written: each tensor says it for itself.
+    let canonical = plan.names == Dialect::Canonical;
+    if !canonical {
+        out.extend(moved(plan));
+    }
+    for used in plan.rules.iter().filter(|_| canonical) {
         let rule = &RULES[used.rule];
         let (action, to) = match rule.action {
             // Drops are listed below, each with its reason; those of this action may be among them.
@@ -224,6 +232,39 @@ fn rules(sources: &Sources<'_>) -> Vec<TensorRule> {
     out
 }
 
+/// What became of every tensor of the head that was used.
+fn moved(plan: &GraftPlan) -> Vec<TensorRule> {
+    let rule = |pattern: &str, action, to: Option<String>, reason: Option<&str>| TensorRule {
+        pattern: pattern.to_owned(),
+        action,
+        to,
+        from_type: None,
+        to_type: None,
+        reason: reason.map(str::to_owned),
+        count: 1,
+    };
+    let mut out = Vec::new();
+    for t in &plan.tensors {
+        let to = Some(t.info.name.clone());
+        match &t.from {
+            Bytes::Of(name) if *name == t.info.name => out.push(rule(name, RuleAction::Keep, None, None)),
+            Bytes::Of(name) => out.push(rule(name, RuleAction::Rename, to, None)),
+            Bytes::Rows(a, b) => {
+                let reason = Some("rows of two halves are joined");
+                out.extend([a, b].map(|name| rule(name, RuleAction::Convert, to.clone(), reason)));
+            }
+            // One tensor, and so one rule, for both halves.
+            Bytes::Columns(_, Half::Hidden) => {}
+            Bytes::Columns(name, Half::Embedding) => {
+                let of = |t: &&NewTensor| matches!(&t.from, Bytes::Columns(whole, _) if whole == name);
+                let both: Vec<&str> = plan.tensors.iter().filter(of).map(|t| t.info.name.as_str()).collect();
+                out.push(rule(name, RuleAction::Convert, Some(both.join(" and ")), Some("rows are taken apart")));
+            }
+        }
+    }
+    out
+}
+
 /// A block, or a tensor outside all blocks, at a time: patterns that take no tensor twice.
 fn origins(sources: &Sources<'_>, written: &ModelFile, digests: &Digests) -> Vec<TensorOrigin> {
     let mut patterns: Vec<String> = Vec::new();
@@ -237,7 +278,7 @@ fn origins(sources: &Sources<'_>, written: &ModelFile, digests: &Digests) -> Vec
         let takes = |name: &str| engine_io::provenance::matches(&pattern, name);
         let tensors = || written.tensors().iter().filter(|t| takes(&t.name));
         let of_head = tensors().any(|t| sources.target.tensor(&t.name).is_none());
-        let joined = |t: &&engine::model::graft::NewTensor| t.from.names().len() > 1;
+        let joined = |t: &&NewTensor| !matches!(t.from, Bytes::Of(_));
         let transform = match of_head {
             false => Transform::Verbatim,
             true if sources.plan.tensors.iter().any(|t| joined(&t)) => Transform::Converted,

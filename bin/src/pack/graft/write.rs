@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::{self, BufWriter, Read, Write as _};
 use std::path::Path;
 
-use engine::model::graft::{Bytes, GraftPlan, KeyEdit};
+use engine::model::graft::{Bytes, GraftPlan, Half, KeyEdit};
 use engine_io::ModelFile;
 use engine_io::digest::{Digested, Sha256, Tee};
 use engine_io::gguf::write::Layout;
@@ -284,6 +284,10 @@ pub fn source<'a>(head: &'a ModelFile, from: &Bytes) -> Box<dyn Read + 'a> {
                 left: a.row_bytes(),
             })
         }
+        Bytes::Columns(name, half) => {
+            let t = tensor(name);
+            Box::new(Columns { from: head.reader(t), half: t.row_bytes() / 2, which: *half, left: 0 })
+        }
     }
 }
 
@@ -303,6 +307,34 @@ impl Read for Rows<'_> {
         }
         let n = (&mut self.parts[self.part].0).take(self.left).read(buffer)?;
         self.left -= n as u64;
+        Ok(n)
+    }
+}
+
+/// A half of every row of a tensor.
+struct Columns<'a> {
+    from: TensorReader<'a>,
+    /// Bytes of a half.
+    half: u64,
+    which: Half,
+    /// Of the half that is being read.
+    left: u64,
+}
+
+impl Read for Columns<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let others = |from: &mut TensorReader<'_>, half| io::copy(&mut from.take(half), &mut io::sink());
+        if self.left == 0 && self.which == Half::Hidden {
+            others(&mut self.from, self.half)?;
+        }
+        if self.left == 0 {
+            self.left = self.half;
+        }
+        let n = (&mut self.from).take(self.left).read(buffer)?;
+        self.left -= n as u64;
+        if self.left == 0 && self.which == Half::Embedding {
+            others(&mut self.from, self.half)?;
+        }
         Ok(n)
     }
 }

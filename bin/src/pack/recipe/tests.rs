@@ -80,9 +80,19 @@ fn arms_that_do_not_count_win_nothing() {
 
 #[test]
 fn off_may_be_the_fastest_and_a_strategy_is_the_default_all_the_same() {
-    let recipe = read(vec![plain("off", 10.0), plain("ngram-suffix", 8.0)], false).unwrap();
-    assert_eq!(recipe.default, Strategy::NgramSuffix);
-    assert!(recipe.reason.contains("none was faster than off"), "{}", recipe.reason);
+    // The least loss, with both numbers.
+    let recipe = read(vec![plain("off", 10.0), plain("mtp", 7.0), plain("ngram-suffix", 8.0)], true).unwrap();
+    assert_eq!((recipe.default, recipe.off_is_fastest), (Strategy::NgramSuffix, true));
+    for part in
+        ["off was fastest", "off 10.00 tok/s", "ngram-suffix 8.00 tok/s loses least (0.80 times)", "of 2 measured"]
+    {
+        assert!(recipe.reason.contains(part), "{} does not say {part}", recipe.reason);
+    }
+    // As fast as off is not faster, and a hair above it is.
+    let even = read(vec![plain("off", 10.0), plain("mtp", 10.0)], true).unwrap();
+    assert!(even.off_is_fastest && even.reason.contains("1.00 times"), "{}", even.reason);
+    let above = read(vec![plain("off", 10.0), plain("mtp", 10.001)], true).unwrap();
+    assert!(!above.off_is_fastest && !above.reason.contains("off was fastest"), "{}", above.reason);
 }
 
 #[test]

@@ -169,11 +169,9 @@ impl ExpertKeys {
                     format!("{groups} with expert_group_used_count {open}, {used} of {count} experts in block {i}"),
                     "a divisor of expert_count whose used groups hold the used experts",
                 ),
-                None => keys.range(
-                    "expert_used_count",
-                    format!("{used} in block {i}"),
-                    format!("1 to expert_count, which is {count}"),
-                ),
+                None => {
+                    keys.range_of_block("expert_used_count", i, used, format!("1 to expert_count, which is {count}"))
+                }
             });
         }
         // `used` is at least 1 here.

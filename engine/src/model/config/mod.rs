@@ -251,9 +251,10 @@ impl Config {
             let block = Block { mixer, heads: heads[i], kv_heads: kv_heads[i], ffn: ffn[i] };
             let fits = block.heads > 0 && block.kv_heads > 0 && block.heads.is_multiple_of(block.kv_heads);
             if mixer == Mixer::Attention && !fits {
-                return Err(keys.range(
+                return Err(keys.range_of_block(
                     "attention.head_count_kv",
-                    format!("{} key/value heads for {} heads in block {i}", block.kv_heads, block.heads),
+                    i,
+                    format!("{} key/value heads for {} heads", block.kv_heads, block.heads),
                     "a positive divisor of attention.head_count",
                 ));
             }

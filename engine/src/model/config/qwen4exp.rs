@@ -102,9 +102,7 @@ fn nextn_is_not_recurrent(keys: &Keys<'_>) -> Result<(), ModelError> {
     };
     let trunk = keys.counts.trunk() as usize;
     match listed.and_then(|list| list[trunk..].iter().position(|&recurrent| recurrent)) {
-        Some(i) => {
-            Err(keys.range(&format!("{key}[{}]", trunk + i), true, "false: the MTP block is an attention block"))
-        }
+        Some(i) => Err(keys.range_of_block(key, trunk + i, true, "false, for an MTP block is attention")),
         None => Ok(()),
     }
 }

@@ -7,17 +7,18 @@
 
 mod error;
 pub(super) mod keys;
+mod spell;
 
 use std::collections::HashSet;
 
 use engine_io::ModelFile;
-use engine_io::compat::{self, Action, Compare, Dialect, Fate, HeadFile, RULES, block_of};
-use engine_io::gguf::{Meta, TensorInfo};
+use engine_io::compat::{self, Compare, Dialect, Fate, HeadFile, block_of};
+use engine_io::gguf::{LayerCounts, Meta, TensorInfo};
 
 use super::config::Config;
 use super::conventions::Conventions;
 use super::dialect;
-use super::plan::{FileView, Plan};
+use super::plan::{self, FileView, Plan};
 use super::sidecar;
 use super::stage::Stage;
 use super::tensors::Inventory;
@@ -44,14 +45,43 @@ pub enum Bytes {
     Of(String),
     /// Row by row those of two, the first one's first.
     Rows(String, String),
+    /// Of every row of one the half that holds the columns of the embedding, or of the hidden row.
+    Columns(String, Half),
 }
 
 impl Bytes {
     /// The tensors in the head's file.
     pub fn names(&self) -> Vec<&str> {
         match self {
-            Self::Of(name) => vec![name],
+            Self::Of(name) | Self::Columns(name, _) => vec![name],
             Self::Rows(a, b) => vec![a, b],
+        }
+    }
+
+    /// Which half of that tensor's rows they are, if not all of it.
+    pub fn half(&self) -> Option<Half> {
+        match self {
+            Self::Of(_) | Self::Rows(..) => None,
+            Self::Columns(_, half) => Some(*half),
+        }
+    }
+}
+
+/// A half of the rows of the projection.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Half {
+    /// Columns of the embedding.
+    Embedding,
+    /// Columns of the hidden row.
+    Hidden,
+}
+
+impl Half {
+    /// In words.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Embedding => "the first half of every row",
+            Self::Hidden => "the second half of every row",
         }
     }
 }
@@ -83,6 +113,8 @@ pub struct GraftPlan {
     pub block: usize,
     /// How the head names its tensors.
     pub dialect: Dialect,
+    /// How they are named behind the trunk.
+    pub names: Dialect,
     /// Tensors of the new block, in the head's order; a joined one stands where its first half does.
     pub tensors: Vec<NewTensor>,
     /// Tensors of the head that are left out.
@@ -123,10 +155,12 @@ pub fn plan(target: &ModelFile, head: &ModelFile, names: Dialect) -> Result<Graf
     if found != arch {
         return Err(Reason::Arch { head: path, found: found.to_owned(), expected: arch }.into());
     }
-    let mut of_head = Config::read(head.meta())?;
-    if of_head.nextn != 1 {
-        return Err(Reason::Blocks { head: path, arch, found: of_head.nextn }.into());
+    // Asked first: with another number, what lists over the blocks say is read of the wrong ones.
+    let blocks = LayerCounts::read(head.meta(), arch)?.nextn as usize;
+    if blocks != 1 {
+        return Err(Reason::Blocks { head: path, arch, found: blocks }.into());
     }
+    let mut of_head = Config::read(head.meta())?;
     let mut warnings = Vec::new();
     if of_head.tokens.is_none() {
         of_head.tokens = config.tokens;
@@ -150,8 +184,8 @@ pub fn plan(target: &ModelFile, head: &ModelFile, names: Dialect) -> Result<Graf
         reasons.extend(more.into_iter().map(Reason::Unreadable));
         Vec::new()
     });
-    if let Err(reason) = spell(&mut tensors, names, target) {
-        reasons.push(reason);
+    if reasons.is_empty() {
+        tensors = spell::spell(tensors, names, arch, target, &path)?;
     }
     if !reasons.is_empty() {
         return Err(GraftError(reasons));
@@ -159,24 +193,52 @@ pub fn plan(target: &ModelFile, head: &ModelFile, names: Dialect) -> Result<Graf
     for t in dropped.iter().filter(|d| d.reason == TARGETS_OWN) {
         warnings.extend(compared(target, head, &t.name));
     }
-    Ok(GraftPlan { arch, block: config.trunk, dialect, tensors, dropped, of_donor, rules, edits, warnings })
+    Ok(GraftPlan { arch, block: config.trunk, dialect, names, tensors, dropped, of_donor, rules, edits, warnings })
 }
 
-/// The dialect of the head that a file is, or that is in it; `None` without one.
+/// What a head's names say, for those that other engines look for.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct HeadNames {
+    /// Which names they are.
+    pub dialect: Dialect,
+    /// What every block of the architecture has and this one has not, or has in another size: a line for each.
+    pub lacks: Vec<String>,
+}
+
+/// Names of the head that a file is, or that is in it; `None` without exactly one.
 ///
 /// # Errors
 /// Names that contradict each other, in words.
-pub fn dialect_of(file: &ModelFile, config: &Config) -> Result<Option<Dialect>, String> {
+pub fn names_of(file: &ModelFile, config: &Config) -> Result<Option<HeadNames>, String> {
     let own = format!("blk.{}.", config.trunk);
     let whole = config.trunk > 0 && file.tensors().iter().any(|t| t.name.starts_with("blk.0."));
     let of_head = |t: &&TensorInfo| t.name.starts_with(&own) || compat::is_top_level_head(&t.name);
     let asked: Vec<&TensorInfo> = file.tensors().iter().filter(|t| !whole || of_head(t)).collect();
-    if asked.is_empty() || config.nextn == 0 {
+    if asked.is_empty() || config.nextn != 1 {
         return Ok(None);
     }
     let head = HeadFile { arch: config.arch.name(), tensors: &asked, block: config.trunk, wide: dialect::wide(config) };
     let compare = Compare { is_trunks: &|_| false, same_bytes: &|a, b| dialect::has_same_bytes(file, a, b) };
-    compat::map(head, compare).map(|mapping| Some(mapping.dialect)).map_err(|error| error.to_string())
+    let mapping = compat::map(head, compare).map_err(|error| error.to_string())?;
+    let mut tensors: Vec<TensorInfo> = Vec::new();
+    for (t, fate) in asked.iter().zip(&mapping.fates) {
+        match fate {
+            Fate::As(name) => tensors.push(renamed(t, name)),
+            // Once for both; a half alone is no projection.
+            Fate::Half(name) if !tensors.iter().any(|t| t.name == *name) => {
+                let halves = with(&asked, &mapping.fates, |f| f == fate);
+                tensors.extend(join(&file.name(), halves, name, config.d_model).map(|whole| whole.info));
+            }
+            Fate::Half(_) | Fate::Dropped(_) | Fate::Refused(_) | Fate::Unknown => {}
+        }
+    }
+    let report = plan::report_of_block(config, &Inventory::new(&tensors));
+    let missing =
+        report.missing.iter().filter(|name| name.starts_with(&own)).map(|name| format!("{name} is not there"));
+    let wrong = report.wrong_shape.iter();
+    let wrong = wrong.map(|w| format!("{} has dimensions {:?}, expected {:?}", w.name, w.found, w.expected));
+    let lacks = missing.chain(wrong).collect();
+    Ok(Some(HeadNames { dialect: mapping.dialect, lacks }))
 }
 
 const TARGETS_OWN: &str = "the target's own is used";
@@ -369,6 +431,18 @@ fn join<'a>(
     Ok(NewTensor { info, from: Bytes::Rows(embedding.name.clone(), hidden.name.clone()) })
 }
 
+/// What is wrong with a name behind the target's.
+fn refused_name(head: &str, name: &str, target: &ModelFile) -> Option<Reason> {
+    let (head, name) = (head.to_owned(), name.to_owned());
+    if target.tensor(&name).is_some() {
+        Some(Reason::Collision { head, tensor: name, target: target.name() })
+    } else if name.len() > NAME_BYTES_MAX {
+        Some(Reason::LongName { head, len: name.len(), name })
+    } else {
+        None
+    }
+}
+
 /// What the loader says of a target with this block, and what other engines would.
 fn check_planned(
     target: &ModelFile,
@@ -380,14 +454,7 @@ fn check_planned(
 ) -> Vec<Reason> {
     let path = head.name();
     let mut out = Vec::new();
-    for NewTensor { info, .. } in tensors {
-        let (head, name) = (path.clone(), info.name.clone());
-        if target.tensor(&name).is_some() {
-            out.push(Reason::Collision { head, tensor: name, target: target.name() });
-        } else if name.len() > NAME_BYTES_MAX {
-            out.push(Reason::LongName { head, len: name.len(), name });
-        }
-    }
+    out.extend(tensors.iter().filter_map(|t| refused_name(&path, &t.info.name, target)));
     if !alike {
         // Shapes would only repeat what the keys say.
         return out;
@@ -402,33 +469,6 @@ fn check_planned(
         out.push(Reason::Model { head: path, source: Box::new(source) });
     }
     out
-}
-
-/// Names as another engine writes them in a whole model, where that is a matter of names alone.
-fn spell(tensors: &mut [NewTensor], names: Dialect, target: &ModelFile) -> Result<(), Reason> {
-    if matches!(names, Dialect::Canonical | Dialect::CanonicalAndTrunk) {
-        return Ok(());
-    }
-    let dialect = names.name();
-    let not = |why: String| Err(Reason::Dialect { dialect, why });
-    let of_dialect = || RULES.iter().filter(|rule| rule.dialect == names);
-    if let Some(rule) = of_dialect().find(|rule| rule.action == Action::Half) {
-        return not(format!("it has {} for a half of a matrix, which would be other bytes", rule.found));
-    }
-    if !of_dialect().any(|rule| rule.action == Action::Rename) {
-        return not("it has no names for the block of a whole model".to_owned());
-    }
-    for t in tensors {
-        let Some((block, rest)) = block_of(&t.info.name) else { continue };
-        let local = format!("blk.B.{}", rest.strip_suffix(".weight").unwrap_or(rest));
-        let Some(rule) = of_dialect().find(|rule| rule.canonical == local) else { continue };
-        let name = format!("{}.weight", rule.found.replacen("blk.B.", &format!("blk.{block}."), 1));
-        if target.tensor(&name).is_some() {
-            return not(format!("it calls {} {name}, which is the trunk's in a whole model", t.info.name));
-        }
-        t.info.name = name;
-    }
-    Ok(())
 }
 
 /// A line on a tensor that the target's own stands for.
