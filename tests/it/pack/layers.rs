@@ -240,6 +240,29 @@ fn a_measured_arm_becomes_the_default_with_its_settings() {
     assert!(error.to_string().contains("measure this model") && !out.exists(), "{error}");
 }
 
+/// A default is a strategy. Where all of them lost time, that is said by the program and in the manifest.
+#[test]
+fn a_package_of_a_model_that_off_is_fastest_for_says_so() {
+    let folder = TempDir::new().unwrap();
+    let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let (model, result, out) = (path("model.gguf"), path("result.json"), path("p"));
+    fs::write(&model, tiny::model("qwen35").bytes()).unwrap();
+    let arm = |strategy: &str, speed: f64| json!({"strategy": strategy, "decode_tok_s": {"median": speed}, "output_sha256": "ab".repeat(32)});
+    let arms = [arm("off", 20.0), arm("mtp", 14.0), arm("ngram-suffix", 19.0), arm("mtp-suffix", 12.0)];
+    fs::write(&result, json!({"schema": "slipstream-bench/1", "arms": arms}).to_string()).unwrap();
+    let (code, text, error) = engine_pack(&["package", "--model", &model, "--out", &out, "--from-bench", &result]);
+    assert_eq!(code, Some(0), "{error}");
+    let why = "off was fastest, and a package cannot have it for its default: off 20.00 tok/s; of 3 measured arms with its \
+               output ngram-suffix 19.00 tok/s loses least (0.95 times)";
+    assert!(text.contains(&format!("ngram-suffix: {why}")), "{text}");
+    assert!(text.contains(&format!("engine-serve --model {out} --spec-strategy off")), "{text}");
+    let manifest: serde_json::Value =
+        serde_json::from_slice(&fs::read(folder.path().join("p/model-package.json")).unwrap()).unwrap();
+    assert_eq!(manifest["generation"]["speculative_decoding"]["default"], "ngram-suffix");
+    assert_eq!(manifest["provenance"]["generation_recipe"]["reason"], why);
+    assert_eq!(engine_pack(&["preflight", &out, "--stages", "2"]).0, Some(0));
+}
+
 #[test]
 fn the_program_reports_for_people_and_as_json() {
     let folder = TempDir::new().unwrap();

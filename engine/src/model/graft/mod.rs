@@ -271,7 +271,9 @@ fn select<'a>(head: &'a ModelFile, config: &Config) -> Result<(Vec<&'a TensorInf
         return Ok((all, 0));
     }
     let own = format!("blk.{}.", config.trunk);
-    if blocks.iter().copied().ne(0..=config.trunk) || !all.iter().any(|t| t.name.starts_with(&format!("{own}nextn."))) {
+    let nextn = format!("{own}nextn.");
+    let is_head = |t: &&TensorInfo| t.name.starts_with(&nextn) || compat::is_top_level_head(&t.name);
+    if blocks.iter().copied().ne(0..=config.trunk) || !all.iter().any(is_head) {
         let found = format!("blocks {blocks:?} for {} trunk blocks and one NextN block", config.trunk);
         return Err(Reason::NotHeadOnly { head: head.name(), found });
     }
