@@ -97,7 +97,7 @@ fn numbers_fit_together() {
     assert_eq!(same.program, model.program);
     let as_ints = ints(&[1, 1, 1, 0, 0]);
     assert_eq!(qwen4exp(9).set(&key("attention.recurrent_layers"), as_ints).load().unwrap().program, model.program);
-    wrong("attention.recurrent_layers", listed(true), &["[4]", "MTP block is an attention block"]);
+    wrong("attention.recurrent_layers", listed(true), &["makes block 4 an MTP block", "expected false"]);
     wrong("attention.recurrent_layers", Value::Array(Array::Bool(vec![true; 3])), &["3", "5"]);
     // Arrays over all blocks, or one number.
     let heads =

@@ -14,17 +14,23 @@ use super::graft::{digests, verified, words};
 use crate::forward::edit::{Edit, renamed};
 use crate::forward::open;
 
+/// With the last mixer, where there is one, by names that begin so.
+fn mixer(head: Edit, to: &str, n: usize) -> Edit {
+    let own = format!("blk.{n}.nextn.hc_head_");
+    if head.tensors.iter().any(|t| t.name.starts_with(&own)) { renamed(head, &own, to) } else { head }
+}
+
 /// A canonical head as an engine with both halves of the projection in the block has it.
 fn block_halves(head: Edit, n: usize) -> Edit {
     let name = |part: &str| format!("blk.{n}.nextn.{part}");
-    let head = renamed(head, &name("hc_head_"), &name("hc_"));
+    let head = mixer(head, &name("hc_"), n);
     halved(head, &name("fc_embd.weight"), &name("fc_hidden.weight"))
 }
 
 /// As one with them at top level.
 fn top_halves(head: Edit, n: usize) -> Edit {
     let name = |part: &str| format!("blk.{n}.nextn.{part}");
-    let head = renamed(head, &name("hc_head_"), "mtp.mixer_");
+    let head = mixer(head, "mtp.mixer_", n);
     let head = renamed(renamed(head, &name("enorm"), "mtp.pre_norm_embd"), &name("hnorm"), "mtp.pre_norm_hidden");
     halved(head, "mtp.fc_embd.weight", "mtp.fc_hidden.weight")
 }
