@@ -214,13 +214,15 @@ fn hop_ns(clock: &dyn Clock) -> io::Result<f64> {
 }
 
 type Edge = (Receiver<Box<World>>, Vec<System>, Sender<Box<World>>);
+/// Out of `commit`, and back into it.
+type Ends = (Sender<Box<World>>, Receiver<Box<World>>);
 
 /// The threads of a schedule, and where the world leaves `commit` and comes back.
 struct Ring {
     first: Vec<System>,
     last: Vec<System>,
     /// `None` once the ring comes apart.
-    ends: Option<(Sender<Box<World>>, Receiver<Box<World>>)>,
+    ends: Option<Ends>,
     threads: Vec<(Thread, JoinHandle<()>)>,
 }
 

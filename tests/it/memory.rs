@@ -111,6 +111,7 @@ fn a_row_reads_the_weights_that_it_multiplies_with() {
     for edit in MODELS.iter().filter_map(|path| Edit::of(path)).chain(qwen3next()) {
         let arch = edit.meta.require_str("general.architecture").unwrap().to_owned();
         let load = LoadOptions { repack: Repack::Off, ..LoadOptions::default() };
+        let plan = Planned::new(&edit.file(), None, load).unwrap().plan;
         let trunk = Model::load(&edit.trunk().file(), None, load).unwrap();
         let router = trunk.program.mixtures().next().map(|mixture| mixture.router);
         let multiplied = trunk.program.multiplied();
@@ -121,7 +122,6 @@ fn a_row_reads_the_weights_that_it_multiplies_with() {
             share.map_or(bytes, |router| bytes / router.experts * router.used)
         });
         let expected = read.sum::<usize>() as u64;
-        let plan = Planned::new(&edit.file(), None, load).unwrap().plan;
         assert_eq!(plan.row_bytes(), expected, "{arch}");
         assert!(expected < trunk.weights.bytes() || router.is_none(), "{arch}");
         sparse += usize::from(router.is_some());
