@@ -64,7 +64,7 @@ fn dialects_are_named_with_the_engines_that_read_them() {
     assert_eq!(reads(&report, "llama.cpp PR #27739"), None);
     assert!(reads(&report, "llama.cpp with MTP for qwen4exp").unwrap().contains("dialect T"));
     says(&report, &["output_hc_norm.weight as blk.4.nextn.hc_head_norm.weight", "graft writes it so"]);
-    let mut tables = whole.head();
+    let mut tables = with(whole.head(), &whole.edit, "token_embd");
     tables.weights("blk.4.nextn.embed_tokens.weight", &[64, 512]);
     let report = look(&write(dir.path(), "c.gguf", &tables));
     assert_eq!(reads(&report, "llama.cpp PR #27836"), None);

@@ -235,6 +235,13 @@ fn every_list_over_the_blocks_grows() {
     place.graft(|_| {}).unwrap();
     let set = open(&place.out());
     assert_eq!(set.meta().get("qwen4exp.attention.compress_ratios"), Some(&ints(&[0, 0, 0, 4, 0])));
+    // The block is attention, also where the head's own list says otherwise.
+    let whole = Whole::qwen35();
+    let key = whole.key("attention.recurrent_layers");
+    let target = whole.target().set(&key, flags(&[true, true, true, false]));
+    let head = whole.head().set(&key, flags(&[true, true, true, false, true]));
+    let grafted = plan(&target.file(), &head.file(), Dialect::Canonical).unwrap().apply(target.file().meta());
+    assert_eq!(grafted.get(&key), Some(&flags(&[true, true, true, false, false])));
 }
 
 /// The file of a head made for a model says of the blocks what the model says once it has the head: lists are made longer
