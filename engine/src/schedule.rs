@@ -214,10 +214,10 @@ fn hop_ns(clock: &dyn Clock) -> io::Result<f64> {
 }
 
 type Edge = (Receiver<Box<World>>, Vec<System>, Sender<Box<World>>);
-/// Out of `commit`, and back into it.
+/// Where the world leaves `commit`, and where it comes back.
 type Ends = (Sender<Box<World>>, Receiver<Box<World>>);
 
-/// The threads of a schedule, and where the world leaves `commit` and comes back.
+/// The threads of a schedule.
 struct Ring {
     first: Vec<System>,
     last: Vec<System>,

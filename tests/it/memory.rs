@@ -112,7 +112,8 @@ fn a_row_reads_the_weights_that_it_multiplies_with() {
         let arch = edit.meta.require_str("general.architecture").unwrap().to_owned();
         let load = LoadOptions { repack: Repack::Off, ..LoadOptions::default() };
         let plan = Planned::new(&edit.file(), None, load).unwrap().plan;
-        let trunk = Model::load(&edit.trunk().file(), None, load).unwrap();
+        let trunk = if plan.program.mtp.is_some() { edit.trunk() } else { edit };
+        let trunk = Model::load(&trunk.file(), None, load).unwrap();
         let router = trunk.program.mixtures().next().map(|mixture| mixture.router);
         let multiplied = trunk.program.multiplied();
         let read = trunk.weights.stacks().enumerate().filter(|(id, _)| multiplied.contains(&MatrixId(*id as u32)));

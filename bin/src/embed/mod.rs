@@ -282,16 +282,9 @@ impl Engine {
         let mut state = self.desk.state.lock();
         let mut late = false;
         loop {
-            let (mut refused, mut over) = (false, false);
-            let (taken, notes) = state.queue.hand_out(of, &mut |event| {
-                let last = event.kind.is_last();
-                take(event).map(|()| over |= last).inspect_err(|_| refused = true)
-            });
+            let mut refused = false;
+            let (taken, notes) = state.queue.hand_out(of, &mut |event| take(event).inspect_err(|_| refused = true));
             state.tell(notes);
-            if over {
-                // Others may wait for events of a request that has no more.
-                self.desk.news.notify_all();
-            }
             if taken > 0 || refused {
                 return Ok(taken);
             }

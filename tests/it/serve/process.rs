@@ -174,7 +174,7 @@ fn a_sidecar_drafts_for_a_model_without_a_head() {
     let drafted = Running::start(&["--model", model, "-md", head]);
     let answer = ask(drafted.address, "/v1/completions", &body).json();
     assert!(answer["speculation"]["proposers"]["mtp"]["accepted_n"].as_u64() > Some(0), "{answer}");
-    let (code, _, text) = run(&["--model", model, "--spec-draft-model", model]);
+    let (code, _, text) = run(&["--port", "0", "--model", model, "--spec-draft-model", model]);
     assert_eq!(code, Some(3), "{text}");
 }
 
@@ -343,7 +343,7 @@ fn exit_codes() {
     for (file, rule) in
         [("no/such/keys", "No such file"), ("/dev/null", "it is a device; give a plain file"), ("/", "a folder")]
     {
-        let (code, _, error) = run(&["--api-key-file", file]);
+        let (code, _, error) = run(&["--port", "0", "--api-key-file", file]);
         assert!(code == Some(3) && error.contains(file) && error.contains(rule), "{error}");
     }
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
@@ -351,9 +351,9 @@ fn exit_codes() {
     let (code, _, error) = run(&["--port", &port]);
     assert!(code == Some(1) && error.contains(&port), "{error}");
     // More than the addresses of a process.
-    let (code, _, error) = run(&["--ctx-size", "4000000000", "--parallel", "15", "--kv-type", "f32"]);
+    let (code, _, error) = run(&["--port", "0", "--ctx-size", "4000000000", "--parallel", "15", "--kv-type", "f32"]);
     assert!(code == Some(1) && error.contains("15 x 4000000000 tokens"), "{error}");
-    let (code, _, error) = run(&["--model", "no/such/file.gguf"]);
+    let (code, _, error) = run(&["--port", "0", "--model", "no/such/file.gguf"]);
     assert!(code == Some(3) && error.contains("no/such/file.gguf"), "{error}");
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("bad.gguf");

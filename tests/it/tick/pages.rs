@@ -1,9 +1,9 @@
 //! What is said of KV pages to who asks.
 
-use engine::api::{Command, Strategy};
+use engine::api::{Command, Event, Strategy, Submission};
 use engine::ids::Ticket;
 use engine::limits::Limits;
-use engine_tests::toy::{Rig, ToyConfig};
+use engine_tests::toy::{Heard, Rig, ToyConfig, reference};
 
 use super::{Rng, any_submission, greedy};
 
@@ -75,4 +75,33 @@ fn a_deaf_host_holds_few_events() {
     rig.settle();
     all.iter().filter(|s| s.ticket != Ticket(1)).for_each(|s| rig.assert_reference(s));
     rig.assert_empty();
+}
+
+/// Deltas that nobody had room for are in the last event of a row that is cancelled: no token is lost.
+#[test]
+fn what_was_never_sent_of_a_cancelled_row_is_in_its_last_event() {
+    let limits = Limits { events: 4, ..Limits::new(2, 128) };
+    let mut waited = 0;
+    for heard in 1..20 {
+        let mut rig = Rig::new(&limits, ToyConfig { end_rate: 0, ..ToyConfig::default() });
+        let both: Vec<_> = (0..2).map(|ticket| greedy(ticket, Strategy::Off, 4, 60)).collect();
+        both.iter().for_each(|s| rig.submit(s));
+        (0..heard).for_each(|_| rig.tick());
+        (0..3).for_each(|_| rig.tick_deaf());
+        let of_it = |event: &&Event| matches!(event, Event::Delta { ticket: Ticket(1), .. });
+        waited += rig.world.ledger.outbox.waiting().filter(of_it).count();
+        rig.send(Command::Cancel(Ticket(1)));
+        rig.tick_deaf();
+        rig.listen();
+        rig.settle();
+        let Heard { cancelled, outcome, .. } = rig.of(1);
+        let n = cancelled.as_ref().expect("it was cancelled").completion_tokens;
+        assert_eq!(outcome.tokens.len() as u64, n, "after {heard} ticks");
+        if n > 0 {
+            let want = reference(&rig.config, limits.context, &Submission { max_tokens: n as u32, ..both[1].clone() });
+            assert_eq!((&outcome.tokens, &outcome.text), (&want.tokens, &want.text));
+        }
+        rig.assert_reference(&both[0]);
+    }
+    assert!(waited > 0, "no delta ever waited");
 }

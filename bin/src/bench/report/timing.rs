@@ -130,7 +130,7 @@ pub fn roofline(doc: &Doc) -> String {
     }
     let bytes = doc.figure("/roofline/row_bytes").map(|figure| inline(&figure.mib())).unwrap_or_default();
     let how = format!("<p>A pass over one row reads {bytes} MiB of weights.</p>");
-    let axes = Axes { title: "Roofline", x: "rows of a pass", y: "GB a second (10⁹ bytes)" };
+    let axes = Axes { title: "Roofline", x: "rows of a pass", y: "GB (a billion bytes) a second" };
     let picture = picture("Weights read a second", &legend(&entries), &lines(&axes, &series, true), table);
     section(
         "Roofline",
