@@ -408,14 +408,16 @@ pub enum Miss {
     Evicted,
     /// More of it is known than its state was saved for.
     NoCheckpoint,
-    /// What is known goes on otherwise, or ends.
+    /// What is known goes on otherwise.
     Diverged,
+    /// What is known ends there: the rest is new.
+    End,
 }
 
 impl Miss {
     /// All reasons.
-    pub const ALL: [Self; 6] =
-        [Self::Disabled, Self::Namespace, Self::Cold, Self::Evicted, Self::NoCheckpoint, Self::Diverged];
+    pub const ALL: [Self; 7] =
+        [Self::Disabled, Self::Namespace, Self::Cold, Self::Evicted, Self::NoCheckpoint, Self::Diverged, Self::End];
 
     /// The name in answers and metrics.
     pub fn name(self) -> &'static str {
@@ -426,6 +428,7 @@ impl Miss {
             Self::Evicted => "evicted",
             Self::NoCheckpoint => "no_checkpoint",
             Self::Diverged => "diverged",
+            Self::End => "end",
         }
     }
 }

@@ -394,6 +394,12 @@ pub fn text(report: &Report) -> String {
     for issue in &report.issues {
         let _ = writeln!(out, "\n{}: {issue}", issue.severity);
     }
+    if report.stages.len() > 2 {
+        let _ = writeln!(
+            out,
+            "\nnote: engine-serve runs a model in one process or in two stages; more are for other programs"
+        );
+    }
     let _ = match report.issue_count {
         0 => writeln!(out, "\nnothing is wrong"),
         n => writeln!(out, "\nissues: {n}"),

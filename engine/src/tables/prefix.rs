@@ -267,12 +267,14 @@ impl Prefix {
             let mut others = all.filter(|node| self.namespace[node.index()] != namespace);
             others.any(|node| prompt.starts_with(self.tokens(node)))
         };
+        let differs = |node: Node| self.tokens(node).iter().zip(&prompt[at..]).any(|(a, b)| a != b);
         Some(match () {
             () if matched == 0 && elsewhere() => Miss::Namespace,
             () if went => Miss::Evicted,
             () if matched < PAGE_TOKENS && len == 0 => Miss::Cold,
             () if len < matched => Miss::NoCheckpoint,
-            () => Miss::Diverged,
+            () if self.children(parent, namespace).any(differs) => Miss::Diverged,
+            () => Miss::End,
         })
     }
 

@@ -452,7 +452,11 @@ pub fn text(report: &Report) -> String {
     };
     line("holds", holds.into());
     if let Some(stage) = &report.stage {
-        line("stage", format!("{stage}; serve it with engine-serve --stage {}/{}", stage.index, stage.count));
+        let how = match stage.count {
+            2 => format!("serve it with engine-serve --stage {}/2", stage.index),
+            _ => "engine-serve runs two stages at most".to_owned(),
+        };
+        line("stage", format!("{stage}; {how}"));
     }
     for (name, value) in [("architecture", report.architecture.as_deref()), ("head's names", report.dialect)] {
         if let Some(value) = value {

@@ -155,7 +155,9 @@ pub fn run(tasks: &[Task], targets: &[Target], options: &Options, note: &dyn Fn(
             if lane.failed.is_some() {
                 continue;
             }
-            match pass(&peers[lane.target], lane, tasks, options) {
+            // Turns of a session find what the turns before them left, but nothing of another pass.
+            let salt = format!("{round}/{index}");
+            match pass(&peers[lane.target], lane, tasks, options, &salt) {
                 Ok(pass) => {
                     let what = if counts { "" } else { ", warm-up" };
                     let (server, arm, n) = (&lane.server, &lane.arm, pass.samples.len());
@@ -210,7 +212,7 @@ fn lanes_of(
 }
 
 /// One pass over all sessions.
-fn pass(peer: &Peer, lane: &Lane, tasks: &[Task], options: &Options) -> Result<Pass, String> {
+fn pass(peer: &Peer, lane: &Lane, tasks: &[Task], options: &Options, salt: &str) -> Result<Pass, String> {
     let next = AtomicUsize::new(0);
     let (done, failed) = (Mutex::new(Pass::default()), Mutex::new(None));
     let work = || {
@@ -220,7 +222,7 @@ fn pass(peer: &Peer, lane: &Lane, tasks: &[Task], options: &Options) -> Result<P
             if locked(&failed).is_some() {
                 return;
             }
-            match session(peer, lane, task, options) {
+            match session(peer, lane, task, options, salt) {
                 Ok(samples) => {
                     let mut done = locked(&done);
                     done.too_long_n += task.asks.len() - samples.len();
@@ -250,11 +252,17 @@ fn locked<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 }
 
 /// The requests of a session one after the other, up to one that is too long for the server.
-fn session(peer: &Peer, lane: &Lane, task: &Task, options: &Options) -> Result<Vec<(usize, Sample)>, String> {
+fn session(
+    peer: &Peer,
+    lane: &Lane,
+    task: &Task,
+    options: &Options,
+    salt: &str,
+) -> Result<Vec<(usize, Sample)>, String> {
     let mut out = Vec::with_capacity(task.asks.len());
     for ask in &task.asks {
         let at = |error: String| format!("session {}, turn {}: {error}", task.session, ask.turn);
-        let (path, body) = body(lane, task, ask, options);
+        let (path, body) = body(lane, task, ask, options, salt);
         match peer.ask(path, &body) {
             Ok(answer) => out.push((ask.turn, sample(answer, lane.strategy).map_err(at)?)),
             Err(error) if error.is_too_long() => break,
@@ -264,7 +272,7 @@ fn session(peer: &Peer, lane: &Lane, task: &Task, options: &Options) -> Result<V
     Ok(out)
 }
 
-fn body(lane: &Lane, task: &Task, ask: &Ask, options: &Options) -> (&'static str, Map<String, Value>) {
+fn body(lane: &Lane, task: &Task, ask: &Ask, options: &Options, salt: &str) -> (&'static str, Map<String, Value>) {
     let (path, mut body) = task.body(ask);
     body.extend(lane.model.as_ref().map(|id| ("model".to_owned(), id.as_str().into())));
     body.insert("temperature".to_owned(), options.temperature.into());
@@ -274,6 +282,7 @@ fn body(lane: &Lane, task: &Task, ask: &Ask, options: &Options) -> (&'static str
         settings.insert("strategy".to_owned(), json!(strategy.name()));
         body.insert("speculative".to_owned(), settings.into());
         body.insert("return_token_ids".to_owned(), true.into());
+        body.insert("cache_salt".to_owned(), salt.into());
     }
     (path, body)
 }
