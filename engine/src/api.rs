@@ -180,6 +180,24 @@ pub struct Submission {
     pub sibling: Option<Ticket>,
 }
 
+impl Submission {
+    /// A choice that takes the best token every time, ends as the model says, and uses the prefix cache of all.
+    pub fn greedy(ticket: Ticket, prompt: Vec<TokenId>, max_tokens: u32, speculation: Speculation) -> Self {
+        Self {
+            ticket,
+            prompt,
+            max_tokens,
+            sampling: Sampling::greedy(),
+            stop: Stop::default(),
+            speculation,
+            logprobs: None,
+            show_special: false,
+            cache: Some(0),
+            sibling: None,
+        }
+    }
+}
+
 /// Front end to engine.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Command {

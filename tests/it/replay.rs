@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 
-use engine::api::{Command as EngineCommand, Sampling, Speculation, Stop, Strategy, Submission, WindowPolicy};
+use engine::api::{Command as EngineCommand, Speculation, Strategy, Submission, WindowPolicy};
 use engine::clock::Monotonic;
 use engine::cost::Cost;
 use engine::engine::{Settings, start};
@@ -125,18 +125,8 @@ fn answers(subject: &Subject, strategy: Strategy, width: u8) -> Vec<Outcome> {
         ..Given::default()
     };
     let speculation = given.over(Speculation { strategy, ..BUILT_IN }).expect("they fit each other");
-    let submission = |(i, prompt): (usize, &Vec<TokenId>)| Submission {
-        ticket: Ticket(i as u64),
-        prompt: prompt.clone(),
-        max_tokens: 150,
-        sampling: Sampling::greedy(),
-        stop: Stop::default(),
-        speculation,
-        logprobs: None,
-        show_special: false,
-        cache: Some(0),
-        sibling: None,
-    };
+    let submission =
+        |(i, prompt): (usize, &Vec<TokenId>)| Submission::greedy(Ticket(i as u64), prompt.clone(), 150, speculation);
     let submissions = subject.prompts.iter().enumerate().map(submission).collect();
     let outcomes = run_all(&handle, submissions).expect("they run");
     handle.commands.send(EngineCommand::Stop).expect("the engine takes it");

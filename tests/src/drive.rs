@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use engine::api::{Command, Sampling, Speculation, Stop, Strategy, Submission, WindowPolicy};
+use engine::api::{Command, Sampling, Speculation, Strategy, Submission, WindowPolicy};
 use engine::clock::Monotonic;
 use engine::cost::Cost;
 use engine::engine::{Settings, start};
@@ -204,9 +204,6 @@ pub fn run_on(subject: &Subject, cell: &Cell, executor: Box<dyn Executor>) -> Ve
     let pieces = Arc::clone(&subject.opened.pieces);
     let handle = start(executor, &cell.limits(), pieces, settings, Box::new(Monotonic::default())).expect("it starts");
     let submission = |(i, prompt): (usize, &Vec<TokenId>)| Submission {
-        ticket: Ticket(i as u64),
-        prompt: prompt.clone(),
-        max_tokens: subject.max_tokens,
         sampling: Sampling {
             temperature: cell.temperature,
             top_k: if cell.temperature > 0.9 { 0 } else { 40 },
@@ -214,12 +211,7 @@ pub fn run_on(subject: &Subject, cell: &Cell, executor: Box<dyn Executor>) -> Ve
             seed: 7 + i as u64,
             ..Sampling::greedy()
         },
-        stop: Stop::default(),
-        speculation: cell.speculation(),
-        logprobs: None,
-        show_special: false,
-        cache: Some(0),
-        sibling: None,
+        ..Submission::greedy(Ticket(i as u64), prompt.clone(), subject.max_tokens, cell.speculation())
     };
     let submissions = subject.prompts.iter().enumerate().map(submission).collect();
     let outcomes = run_all(&handle, submissions).unwrap_or_else(|e| panic!("{}: {e}", subject.name));

@@ -1,7 +1,7 @@
 //! The eight edit prompts: short files and configurations to copy with a change, the kind of text that both proposers
 //! are for.
 
-use engine::api::{Sampling, Speculation, Stop, Strategy, Submission, WindowPolicy};
+use engine::api::{Speculation, Strategy, Submission, WindowPolicy};
 use engine::ids::{Ticket, TokenId};
 use engine_bin::menu::BUILT_IN;
 use engine_bin::open::Opened;
@@ -67,16 +67,6 @@ pub fn submission(
 ) -> Submission {
     let window = BUILT_IN.window_max;
     let window_initial = if policy == WindowPolicy::Fixed { window } else { window / 2 };
-    Submission {
-        ticket: Ticket(ticket),
-        prompt: prompt.to_vec(),
-        max_tokens,
-        sampling: Sampling::greedy(),
-        stop: Stop::default(),
-        speculation: Speculation { strategy, policy, suffix_tokens: window, window_initial, ..BUILT_IN },
-        logprobs: None,
-        show_special: false,
-        cache: Some(0),
-        sibling: None,
-    }
+    let speculation = Speculation { strategy, policy, suffix_tokens: window, window_initial, ..BUILT_IN };
+    Submission::greedy(Ticket(ticket), prompt.to_vec(), max_tokens, speculation)
 }

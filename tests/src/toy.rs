@@ -605,18 +605,7 @@ pub fn speculation(strategy: Strategy, width: u8) -> Speculation {
 
 /// A greedy submission.
 pub fn submission(ticket: u64, prompt: &[u32], max_tokens: u32, speculation: Speculation) -> Submission {
-    Submission {
-        ticket: Ticket(ticket),
-        prompt: prompt.iter().map(|t| TokenId(*t)).collect(),
-        max_tokens,
-        sampling: Sampling::greedy(),
-        stop: Stop::default(),
-        speculation,
-        logprobs: None,
-        show_special: false,
-        cache: Some(0),
-        sibling: None,
-    }
+    Submission::greedy(Ticket(ticket), prompt.iter().map(|t| TokenId(*t)).collect(), max_tokens, speculation)
 }
 
 /// What a ticket has heard so far.

@@ -152,17 +152,9 @@ fn a_last_stage_that_dies_fails_what_runs_and_comes_back() {
     let short = body(PROMPT, "mtp-suffix", 24);
     let want = told(&ask(staged.address, "/v1/completions", &short));
     // In the middle of a stream.
-    let mut long = body(PROMPT, "mtp-suffix", 3000);
-    long["stream"] = json!(true);
-    let mut client = Client::connect(staged.address);
-    client.send(post("/v1/completions", &long.to_string()));
-    assert_eq!(client.head().status, 200);
-    client.chunk().expect("it streams");
+    let mut client = streaming(staged.address, 3000);
     last.kill();
-    let mut text = String::new();
-    while let Some(chunk) = client.chunk().filter(|chunk| !chunk.is_empty()) {
-        text.push_str(&String::from_utf8_lossy(&chunk));
-    }
+    let text = rest(&mut client);
     assert!(text.contains("stage_lost"), "the stream ends with {}", &text[text.len().saturating_sub(300)..]);
     // Nobody is there.
     let deadline = Instant::now() + DEADLINE;
@@ -244,21 +236,33 @@ fn a_first_stage_that_stalls_makes_room_for_the_next() {
     assert_eq!(told(&ask_until_answered(stalled.address, &short)), want);
 }
 
-#[test]
-fn a_last_stage_that_is_told_to_end_lets_finish_what_runs() {
-    let mut last = Last::start(&[]);
-    let staged = first(&last, &[]);
-    let mut long = body(PROMPT, "mtp-suffix", 400);
+/// A client in the middle of an answer of so many tokens.
+fn streaming(address: SocketAddr, max_tokens: u32) -> Client {
+    let mut long = body(PROMPT, "mtp-suffix", max_tokens);
     long["stream"] = json!(true);
-    let mut client = Client::connect(staged.address);
+    let mut client = Client::connect(address);
     client.send(post("/v1/completions", &long.to_string()));
-    client.head();
+    assert_eq!(client.head().status, 200);
     client.chunk().expect("it streams");
-    last.signal("-TERM");
+    client
+}
+
+/// What else it is told.
+fn rest(client: &mut Client) -> String {
     let mut text = String::new();
     while let Some(chunk) = client.chunk().filter(|chunk| !chunk.is_empty()) {
         text.push_str(&String::from_utf8_lossy(&chunk));
     }
+    text
+}
+
+#[test]
+fn a_last_stage_that_is_told_to_end_lets_finish_what_runs() {
+    let mut last = Last::start(&[]);
+    let staged = first(&last, &[]);
+    let mut client = streaming(staged.address, 400);
+    last.signal("-TERM");
+    let text = rest(&mut client);
     assert!(text.contains("[DONE]"), "{text}");
     assert_eq!(code(&ask(staged.address, "/v1/completions", &body("x", "off", 1))).0, 503);
     assert_eq!(last.end(), Some(0));
@@ -269,20 +273,12 @@ fn a_last_stage_that_is_told_to_end_lets_finish_what_runs() {
 fn a_last_stage_that_is_told_to_end_waits_for_a_first_that_pauses() {
     let mut last = Last::start(&[]);
     let staged = first(&last, &[]);
-    let mut long = body(PROMPT, "mtp-suffix", 400);
-    long["stream"] = json!(true);
-    let mut client = Client::connect(staged.address);
-    client.send(post("/v1/completions", &long.to_string()));
-    client.head();
-    client.chunk().expect("it streams");
+    let mut client = streaming(staged.address, 400);
     last.signal("-TERM");
     staged.signal("-STOP");
     std::thread::sleep(Duration::from_secs(4));
     staged.signal("-CONT");
-    let mut text = String::new();
-    while let Some(chunk) = client.chunk().filter(|chunk| !chunk.is_empty()) {
-        text.push_str(&String::from_utf8_lossy(&chunk));
-    }
+    let text = rest(&mut client);
     assert!(text.contains("[DONE]"), "{text}");
     assert_eq!(last.end(), Some(0));
 }

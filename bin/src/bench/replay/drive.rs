@@ -228,18 +228,13 @@ impl Driver {
     fn submit(&mut self, script: &Script, seed: usize, speculation: Speculation) -> Ticket {
         self.ticket += 1;
         let ticket = Ticket(self.ticket);
+        // An answer that ends by itself does not tell its length: what is drafted behind its end is discarded.
+        let max_tokens = (script.target.len() + if script.ends { WINDOW_MAX } else { 0 }) as u32;
         let submission = Submission {
-            ticket,
-            prompt: script.prompt.clone(),
-            // An answer that ends by itself does not tell its length: what is drafted behind its end is discarded.
-            max_tokens: (script.target.len() + if script.ends { WINDOW_MAX } else { 0 }) as u32,
             sampling: Sampling { seed: seed as u64, ..Sampling::greedy() },
             stop: Stop { ignore_eos: script.ignores_end, ..Stop::default() },
-            speculation,
-            logprobs: None,
-            show_special: false,
             cache: None,
-            sibling: None,
+            ..Submission::greedy(ticket, script.prompt.clone(), max_tokens, speculation)
         };
         self.commands
             .send(Command::Submit(Box::new(submission)))
