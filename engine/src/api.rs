@@ -4,8 +4,11 @@
 //! front end ──Command──► [inbox] ── tick ──► [events] ──Event──► front end
 //! ```
 
+use std::sync::Arc;
+
 use serde::{Deserialize, Serialize};
 
+use crate::channels::{Markers, Said};
 use crate::ids::{RequestId, Ticket, TokenId};
 use crate::step::{Fault, LogitEdit};
 
@@ -173,6 +176,8 @@ pub struct Submission {
     pub logprobs: Option<u32>,
     /// Show end and control tokens in the text.
     pub show_special: bool,
+    /// The borders of channels, where they are to be told apart; else all text is content.
+    pub markers: Option<Arc<Markers>>,
     /// Namespace of the prefix cache that it reads and writes; `None`: it does neither.
     pub cache: Option<u64>,
     /// A choice before it with the same prompt and rules but for the choice index: where that has just computed the
@@ -192,6 +197,7 @@ impl Submission {
             speculation,
             logprobs: None,
             show_special: false,
+            markers: None,
             cache: Some(0),
             sibling: None,
         }
@@ -304,7 +310,7 @@ pub enum Event {
         tokens: Vec<TokenId>,
         /// Text released by the output state: whole characters, nothing of a possible stop string. Invalid byte
         /// sequences are already U+FFFD.
-        text: String,
+        said: Said,
         /// One per token when wanted, else empty.
         logprobs: Vec<TokenLogprob>,
     },
@@ -335,7 +341,7 @@ pub enum Event {
         /// Committed ids that no delta has said.
         tokens: Vec<TokenId>,
         /// Text that no delta has said, what was held back of it included.
-        text: String,
+        said: Said,
         /// What was counted until then; of the prompt, the tokens that were computed.
         report: Box<Report>,
     },
@@ -478,6 +484,8 @@ pub struct Report {
     pub bonus: u64,
     /// Tokens committed by rule without a draw.
     pub forced: u64,
+    /// Tokens of thinking among the completion's, its markers included.
+    pub reasoning: u64,
     /// All proposers.
     pub total: DraftCounts,
     /// The MTP block.

@@ -3,6 +3,7 @@
 
 pub mod accept;
 pub mod api;
+pub mod channels;
 pub mod clock;
 pub mod cost;
 pub mod engine;

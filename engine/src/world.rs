@@ -331,7 +331,7 @@ impl World {
                     &mut l.prefix,
                     &mut l.counters,
                     &mut l.outbox,
-                    &l.outputs,
+                    &mut l.outputs,
                     &mut step.ops,
                     clock.now_ns(),
                 );

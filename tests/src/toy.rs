@@ -634,9 +634,9 @@ pub fn hear(heard: &mut BTreeMap<Ticket, Heard>, event: Event, tick: u64) {
     assert!(!ended, "an event after the last: {event:?}");
     match event {
         Event::Admitted { request, .. } => assert!(h.request.replace(request).is_none()),
-        Event::Delta { tokens, text, logprobs, .. } => {
+        Event::Delta { tokens, said, logprobs, .. } => {
             h.outcome.tokens.extend(tokens);
-            h.outcome.text.push_str(&text);
+            h.outcome.text.push_str(&said.text);
             h.outcome.logprobs.extend(logprobs);
             h.ticks.push(tick);
         }
@@ -645,10 +645,10 @@ pub fn hear(heard: &mut BTreeMap<Ticket, Heard>, event: Event, tick: u64) {
             h.outcome.finish = Some(finish);
             h.report = Some(*report);
         }
-        Event::Cancelled { tokens, text, report, .. } => {
+        Event::Cancelled { tokens, said, report, .. } => {
             engine::tables::counters::check(&report);
             h.outcome.tokens.extend(tokens);
-            h.outcome.text.push_str(&text);
+            h.outcome.text.push_str(&said.text);
             h.cancelled = Some(*report);
         }
         Event::Refused { error, .. } => h.refused = Some(error),

@@ -1,14 +1,17 @@
 //! From engine events to answers: what every choice has produced, and the JSON of chunks and bodies.
 
-use std::collections::VecDeque;
+use std::sync::Arc;
 
 use engine::api::{Finish, Report, TokenLogprob};
+use engine::channels::Said;
 use engine::ids::TokenId;
-use engine::tables::output::decode;
 use serde_json::{Map, Value, json};
 
+use crate::serve::entries::{Entries, Entry, chat_logprobs, legacy_logprobs};
 use crate::serve::info;
 use crate::serve::model::TextModel;
+use crate::serve::parts::{Assembler, Call, Item, Part, Shape};
+use crate::serve::random::Random;
 use crate::serve::record::Written;
 
 /// Which shape an answer has.
@@ -21,8 +24,9 @@ pub(crate) enum Dialect {
 /// One generated sequence.
 pub(crate) struct Choice {
     pub index: usize,
-    /// Text so far; kept whole only for answers that are not streamed.
-    pub text: String,
+    /// What it consists of so far; kept only for answers that are not streamed.
+    pub items: Vec<Item>,
+    pub assembler: Assembler,
     /// Ids not sent yet.
     pub tokens: Vec<TokenId>,
     pub entries: Entries,
@@ -37,128 +41,17 @@ pub(crate) struct Choice {
 /// What one event adds to a choice.
 #[derive(Default)]
 pub(crate) struct Piece {
-    pub text: String,
-    pub tokens: Vec<TokenId>,
+    pub parts: Vec<Part>,
+    /// Entries of its content; none without any.
     pub entries: Vec<Entry>,
 }
 
-/// Log-probabilities of one token, with the token's own text.
-#[derive(Clone, Debug)]
-pub(crate) struct Entry {
-    token: Text,
-    logprob: f32,
-    top: Vec<(Text, f32)>,
-    /// Code points of text before this token.
-    offset: usize,
-}
-
-#[derive(Clone, Debug)]
-struct Text {
-    bytes: Vec<u8>,
-}
-
-impl Text {
-    fn string(&self) -> String {
-        String::from_utf8_lossy(&self.bytes).into_owned()
-    }
-}
-
-/// Stands for minus infinity, which JSON lacks.
-const LEAST_LOGPROB: f32 = -9999.0;
-
-/// Log-probability entries wait until the text of their token has been released, so that the entries of an answer
-/// cover exactly its text wherever a stop string cuts it and however the text was split into events.
-///
-/// All places are in the text that the engine releases, where every invalid sequence of bytes is a U+FFFD: the bytes of
-/// the tokens are decoded here as they are there.
-#[derive(Default)]
-pub(crate) struct Entries {
-    waiting: VecDeque<Waiting>,
-    /// First bytes of a character whose end has not come.
-    cut: Vec<u8>,
-    /// Bytes of text of all tokens so far, the cut character aside, and of all text released so far.
-    written: usize,
-    released: usize,
-    /// Code points written.
-    offset: usize,
-    /// Tokens that write nothing have no entry.
-    visible_only: bool,
-}
-
-/// An entry and where the text of its token stands.
-struct Waiting {
-    /// First byte of the first character that the token has a part of.
-    start: usize,
-    /// One past the last byte of the last one; `None` while that character is cut.
-    end: Option<usize>,
-    entry: Entry,
-}
-
-impl Entries {
-    /// Starts behind the text that the answer begins with. The entries of a completion are of all its tokens, those of
-    /// a chat of its content's only.
-    pub(crate) fn of(dialect: Dialect, lead: &str) -> Self {
-        Self { offset: lead.chars().count(), visible_only: dialect == Dialect::Chat, ..Self::default() }
-    }
-
-    fn push(&mut self, logprob: &TokenLogprob, model: &dyn TextModel, hidden: bool) {
-        if hidden && self.visible_only {
-            return;
-        }
-        let bytes = model.piece(logprob.token);
-        let (start, offset) = if hidden { (self.written, self.offset) } else { self.write(&bytes) };
-        let end = self.cut.is_empty().then_some(self.written);
-        let top = logprob.top.iter().map(|(t, p)| (Text { bytes: model.piece(*t) }, p.max(LEAST_LOGPROB))).collect();
-        let logprob = logprob.logprob.max(LEAST_LOGPROB);
-        self.waiting.push_back(Waiting { start, end, entry: Entry { token: Text { bytes }, logprob, top, offset } });
-    }
-
-    /// Decodes the bytes of one token. Returns where its text begins: byte, and code points before it.
-    fn write(&mut self, bytes: &[u8]) -> (usize, usize) {
-        let before = self.cut.len();
-        let mut begins = (self.written, self.offset);
-        self.cut.extend_from_slice(bytes);
-        // The character that was cut is not continued but given up.
-        let given_up = before > 0
-            && std::str::from_utf8(&self.cut)
-                .is_err_and(|e| e.valid_up_to() == 0 && e.error_len().is_some_and(|n| n <= before));
-        let mut text = String::new();
-        let used = decode(&self.cut, false, &mut text);
-        self.cut.drain(..used);
-        if let Some(first) = text.chars().next().filter(|_| before > 0) {
-            let end = self.written + first.len_utf8();
-            self.waiting.iter_mut().rev().map_while(|w| w.end.is_none().then_some(w)).for_each(|w| w.end = Some(end));
-            if given_up {
-                begins = (end, self.offset + 1);
-            }
-        }
-        self.written += text.len();
-        self.offset += text.chars().count();
-        begins
-    }
-
-    fn release(&mut self, text: &str) -> Vec<Entry> {
-        self.released += text.len();
-        let mut out = Vec::new();
-        // Entries never travel without text: a hidden token's entry waits for the next.
-        while !text.is_empty() && self.waiting.front().and_then(|w| w.end).is_some_and(|end| end <= self.released) {
-            out.extend(self.waiting.pop_front().map(|w| w.entry));
-        }
-        out
-    }
-
-    /// What is left at the end: everything, or after a stop string what begins before the cut.
-    pub(crate) fn finish(&mut self, finish: Finish) -> Vec<Entry> {
-        let cut = if matches!(finish, Finish::StopString(_)) { self.released } else { usize::MAX };
-        self.waiting.drain(..).filter(|w| w.start < cut).map(|w| w.entry).collect()
-    }
-}
-
 impl Choice {
-    pub(crate) fn new(index: usize, entries: Entries) -> Self {
+    pub(crate) fn new(index: usize, entries: Entries, shape: &Arc<Shape>) -> Self {
         Self {
             index,
-            text: String::new(),
+            items: Vec::new(),
+            assembler: Assembler::new(shape),
             tokens: Vec::new(),
             entries,
             whole: Vec::new(),
@@ -168,33 +61,57 @@ impl Choice {
         }
     }
 
-    /// Takes a delta of the engine.
+    /// Takes a delta of the engine; its tokens wait until they are sent.
     pub(crate) fn take(
         &mut self,
-        text: String,
+        said: &Said,
         tokens: Vec<TokenId>,
         logprobs: &[TokenLogprob],
         stop_tokens: &[TokenId],
         model: &dyn TextModel,
+        random: &mut Random,
     ) -> Piece {
         self.completion_tokens += tokens.len() as u64;
         if let Some(written) = &mut self.written {
-            written.add(&text, &tokens);
+            written.add(&said.text, &tokens);
         }
+        self.tokens.extend(tokens);
         for logprob in logprobs {
             // Entries cover the text; what ends a choice is not part of it.
             let ends = model.is_end(logprob.token) || stop_tokens.contains(&logprob.token);
             if !ends {
-                self.entries.push(logprob, model, model.is_control(logprob.token));
+                self.entries.push(logprob, model);
             }
         }
-        let entries = self.entries.release(&text);
-        Piece { text, tokens, entries }
+        let entries = self.entries.release(said);
+        Piece { parts: self.assembler.take(said, random), entries }
+    }
+
+    /// Nothing follows; `cut`: a limit ended the text.
+    pub(crate) fn finish(&mut self, finish: Finish, random: &mut Random) -> Piece {
+        let cut = matches!(finish, Finish::MaxTokens | Finish::ContextFull);
+        Piece { parts: self.assembler.finish(cut, random), entries: self.entries.finish(finish) }
     }
 }
 
-/// `finish_reason` and the `stop_reason` extension.
-pub(crate) fn reasons(finish: Finish, stop_text: &[String], stop_tokens: &[TokenId]) -> (&'static str, Value) {
+/// `finish_reason` and the `stop_reason` extension. A choice that called tools ends for their results, unless a limit
+/// ended it.
+pub(crate) fn reasons(
+    finish: Finish,
+    calls: usize,
+    legacy: bool,
+    stop_text: &[String],
+    stop_tokens: &[TokenId],
+) -> (&'static str, Value) {
+    let (reason, stop) = plain_reasons(finish, stop_text, stop_tokens);
+    match (reason, calls, legacy) {
+        ("stop", 1.., true) => ("function_call", stop),
+        ("stop", 1.., false) => ("tool_calls", stop),
+        _ => (reason, stop),
+    }
+}
+
+fn plain_reasons(finish: Finish, stop_text: &[String], stop_tokens: &[TokenId]) -> (&'static str, Value) {
     match finish {
         Finish::EndToken(id) if stop_tokens.contains(&id) => ("stop", id.0.into()),
         Finish::EndToken(_) => ("stop", Value::Null),
@@ -214,6 +131,8 @@ pub(crate) struct Frame {
     /// `usage: null` on every chunk.
     pub null_usage: bool,
     pub logprobs: bool,
+    /// Calls are answered as `function_call`.
+    pub legacy: bool,
 }
 
 impl Frame {
@@ -266,15 +185,42 @@ impl Frame {
         self.chunk(choice)
     }
 
-    /// Text of a choice; `tokens` when the request asked for ids.
-    pub(crate) fn text_chunk(&self, index: usize, piece: &Piece, tokens: Option<&[TokenId]>) -> Map<String, Value> {
-        let content = match self.dialect {
-            Dialect::Chat => ("delta", json!({"content": piece.text})),
-            Dialect::Completion => ("text", piece.text.as_str().into()),
+    /// A part of a choice; `tokens` when the request asked for ids. `None`: it is nothing that this dialect says.
+    pub(crate) fn part_chunk(
+        &self,
+        index: usize,
+        part: &Part,
+        entries: &[Entry],
+        tokens: Option<&[TokenId]>,
+    ) -> Option<Map<String, Value>> {
+        let content = match (self.dialect, part) {
+            (Dialect::Chat, part) => ("delta", self.delta(part)?),
+            (Dialect::Completion, Part::Content(text)) => ("text", text.as_str().into()),
+            (Dialect::Completion, _) => unreachable!("a completion is all content"),
         };
-        let mut choice = self.choice(index, content, &piece.entries, Value::Null);
+        let mut choice = self.choice(index, content, entries, Value::Null);
+        if entries.is_empty() && !matches!(part, Part::Content(_)) {
+            choice.insert("logprobs".to_owned(), Value::Null);
+        }
         put_tokens(&mut choice, tokens);
-        self.chunk(choice)
+        Some(self.chunk(choice))
+    }
+
+    fn delta(&self, part: &Part) -> Option<Value> {
+        Some(match part {
+            Part::Reasoning(text) => json!({"reasoning_content": text}),
+            Part::Content(text) => json!({"content": text}),
+            Part::Call(call) if self.legacy => json!({"function_call": {"name": call.name, "arguments": ""}}),
+            Part::Call(call) => json!({"tool_calls": [head(call, "")]}),
+            Part::Arguments { text, .. } if self.legacy => json!({"function_call": {"arguments": text}}),
+            Part::Arguments { text, call, custom: false } => {
+                json!({"tool_calls": [{"index": call, "function": {"arguments": text}}]})
+            }
+            Part::Arguments { text, call, custom: true } => {
+                json!({"tool_calls": [{"index": call, "custom": {"input": text}}]})
+            }
+            Part::CallEnd => return None,
+        })
     }
 
     /// The last chunk of a choice.
@@ -309,19 +255,52 @@ impl Frame {
     pub(crate) fn whole_choice(
         &self,
         index: usize,
-        text: &str,
+        lead: &str,
+        items: &[Item],
         reason: (&str, Value),
         entries: &[Entry],
         tokens: Option<&[TokenId]>,
     ) -> Value {
         let content = match self.dialect {
-            Dialect::Chat => ("message", json!({"role": "assistant", "content": text, "refusal": null})),
-            Dialect::Completion => ("text", text.into()),
+            Dialect::Chat => ("message", self.message(lead, items)),
+            Dialect::Completion => ("text", joined(lead, items).into()),
         };
         let mut choice = self.choice(index, content, entries, reason.0.into());
         choice.insert("stop_reason".to_owned(), reason.1);
         put_tokens(&mut choice, tokens);
         choice.into()
+    }
+
+    fn message(&self, lead: &str, items: &[Item]) -> Value {
+        let content = joined(lead, items);
+        let reasoning: String =
+            items.iter().filter_map(|i| if let Item::Reasoning(t) = i { Some(t.as_str()) } else { None }).collect();
+        let calls: Vec<(&Call, &str)> = items
+            .iter()
+            .filter_map(|i| if let Item::Call(c, arguments) = i { Some((c, arguments.as_str())) } else { None })
+            .collect();
+        let silent = content.is_empty() && !calls.is_empty();
+        let content = if silent { Value::Null } else { content.into() };
+        let mut message = json!({"role": "assistant", "content": content, "refusal": null});
+        if !reasoning.is_empty() {
+            message["reasoning_content"] = reasoning.into();
+        }
+        match calls.first() {
+            None => {}
+            Some((call, arguments)) if self.legacy => {
+                message["function_call"] = json!({"name": call.name, "arguments": arguments});
+            }
+            Some(_) => {
+                let one = |(call, arguments): &(&Call, &str)| {
+                    let mut head = head(call, arguments);
+                    // The index is the place in the list.
+                    head.as_object_mut().expect("an object").shift_remove("index");
+                    head
+                };
+                message["tool_calls"] = calls.iter().map(one).collect();
+            }
+        }
+        message
     }
 
     /// A whole body.
@@ -336,36 +315,26 @@ impl Frame {
     }
 }
 
+/// All content behind what the answer begins with.
+fn joined(lead: &str, items: &[Item]) -> String {
+    let content = items.iter().filter_map(|i| if let Item::Content(text) = i { Some(text.as_str()) } else { None });
+    std::iter::once(lead).chain(content).collect()
+}
+
+/// A call with its arguments, or its beginning.
+fn head(call: &Call, arguments: &str) -> Value {
+    if call.custom {
+        return json!({"index": call.index, "id": call.id, "type": "custom",
+            "custom": {"name": call.name, "input": arguments}});
+    }
+    json!({"index": call.index, "id": call.id, "type": "function",
+        "function": {"name": call.name, "arguments": arguments}})
+}
+
 fn put_tokens(choice: &mut Map<String, Value>, tokens: Option<&[TokenId]>) {
     if let Some(tokens) = tokens {
         choice.insert("token_ids".to_owned(), tokens.iter().map(|t| t.0).collect());
     }
-}
-
-fn chat_logprobs(entries: &[Entry]) -> Value {
-    let one = |text: &Text, logprob: f32| json!({"token": text.string(), "logprob": logprob, "bytes": text.bytes});
-    let list = entries.iter().map(|entry| {
-        let mut out = one(&entry.token, entry.logprob);
-        out["top_logprobs"] = entry.top.iter().map(|(text, logprob)| one(text, *logprob)).collect();
-        out
-    });
-    json!({"content": list.collect::<Vec<_>>(), "refusal": null})
-}
-
-fn legacy_logprobs(entries: &[Entry]) -> Value {
-    let top = |entry: &Entry| {
-        let mut map = Map::new();
-        for (text, logprob) in &entry.top {
-            map.entry(text.string()).or_insert_with(|| (*logprob).into());
-        }
-        Value::from(map)
-    };
-    json!({
-        "tokens": entries.iter().map(|e| e.token.string()).collect::<Vec<_>>(),
-        "token_logprobs": entries.iter().map(|e| e.logprob).collect::<Vec<_>>(),
-        "top_logprobs": entries.iter().map(top).collect::<Vec<_>>(),
-        "text_offset": entries.iter().map(|e| e.offset).collect::<Vec<_>>(),
-    })
 }
 
 /// One server-sent event.
@@ -378,146 +347,3 @@ pub(crate) fn event(json: &Map<String, Value>, out: &mut Vec<u8>) {
 
 /// The event that ends a complete stream.
 pub(crate) const DONE: &[u8] = b"data: [DONE]\n\n";
-
-#[cfg(test)]
-mod tests {
-    use engine::api::Stop;
-    use engine::tables::output::Output;
-
-    use super::*;
-    use crate::serve::model::{Caps, Conversation, RenderError, Rendered};
-
-    /// Every id below 256 is its byte; 256 is hidden.
-    struct Bytes;
-
-    impl TextModel for Bytes {
-        fn vocab(&self) -> usize {
-            257
-        }
-
-        fn encode(&self, text: &str, _: bool, _: bool) -> Vec<TokenId> {
-            text.bytes().map(|b| TokenId(b.into())).collect()
-        }
-
-        fn ids_min(&self, bytes: usize) -> usize {
-            bytes
-        }
-
-        fn piece(&self, token: TokenId) -> Vec<u8> {
-            if self.is_control(token) { b"<hidden>".to_vec() } else { vec![token.0 as u8] }
-        }
-
-        fn is_control(&self, token: TokenId) -> bool {
-            token.0 == 256
-        }
-
-        fn is_end(&self, _: TokenId) -> bool {
-            false
-        }
-
-        fn caps(&self) -> Caps {
-            Caps::default()
-        }
-
-        fn render(&self, _: &Conversation<'_>, _: usize) -> Result<Rendered, RenderError> {
-            Err(RenderError::Template("there is none".to_owned()))
-        }
-    }
-
-    /// Runs `tokens` through an output state as the engine does, `group` tokens to an event. Returns per event the text
-    /// and the tokens of its entries, the rest as the last; and the offsets of all entries.
-    fn run(tokens: &[u32], stop: &str, group: usize) -> (Vec<(String, Vec<u32>)>, Vec<usize>) {
-        let strings = if stop.is_empty() { Vec::new() } else { vec![stop.as_bytes().to_vec()] };
-        let stop = Stop { strings, ..Stop::default() };
-        let (mut output, mut choice, mut out) = (Output::default(), Choice::new(0, Entries::default()), Vec::new());
-        let mut entries = Vec::new();
-        let mut finish = Finish::MaxTokens;
-        let events = tokens.chunks(group);
-        let last = events.len() - 1;
-        for (i, event) in events.enumerate() {
-            let mut text = String::new();
-            for &token in event {
-                if token < 256 && output.push(&[token as u8], &stop, true, &mut text).is_some() {
-                    finish = Finish::StopString(0);
-                }
-            }
-            if i == last && finish == Finish::MaxTokens {
-                output.finish(&mut text);
-            }
-            let ids: Vec<TokenId> = event.iter().map(|t| TokenId(*t)).collect();
-            let logprob = |t: &TokenId| TokenLogprob { token: *t, logprob: -1.0, top: Vec::new() };
-            let logprobs: Vec<TokenLogprob> = ids.iter().map(logprob).collect();
-            let piece = choice.take(text, ids, &logprobs, &[], &Bytes);
-            out.push((piece.text, piece.entries.clone()));
-            entries.extend(piece.entries);
-        }
-        let rest = choice.entries.finish(finish);
-        entries.extend(rest.clone());
-        out.push((String::new(), rest));
-        let token = |e: &Entry| if e.token.bytes.len() == 1 { e.token.bytes[0].into() } else { 256 };
-        let named = out.into_iter().map(|(text, list)| (text, list.iter().map(token).collect()));
-        (named.collect(), entries.iter().map(|e| e.offset).collect())
-    }
-
-    fn check(tokens: &[u32], stop: &str, expected: &[(&str, &[u32])], offsets: &[usize]) {
-        let expected: Vec<(String, Vec<u32>)> =
-            expected.iter().map(|(text, list)| ((*text).to_owned(), list.to_vec())).collect();
-        assert_eq!(run(tokens, stop, 1), (expected, offsets.to_vec()), "{tokens:x?}, stop {stop:?}");
-    }
-
-    #[test]
-    fn entries_travel_with_their_own_text() {
-        const A: u32 = b'a' as u32;
-        const B: u32 = b'b' as u32;
-        check(&[A, B], "", &[("a", &[A]), ("b", &[B]), ("", &[])], &[0, 1]);
-        // An invalid byte is three bytes of text: what is held back behind it does not go with it.
-        check(
-            &[0xff, A, 0xff, B],
-            "ab",
-            &[("\u{fffd}", &[0xff]), ("", &[]), ("a\u{fffd}", &[A, 0xff]), ("b", &[B]), ("", &[])],
-            &[0, 1, 2, 3],
-        );
-        // A character of several tokens, and one that is given up, by another and by the end.
-        check(&[0xc3, 0xa9, A], "", &[("", &[]), ("\u{e9}", &[0xc3, 0xa9]), ("a", &[A]), ("", &[])], &[0, 0, 1]);
-        check(&[0xf0, 0x9f, A], "", &[("", &[]), ("", &[]), ("\u{fffd}a", &[0xf0, 0x9f, A]), ("", &[])], &[0, 0, 1]);
-        check(&[A, 0xf0], "", &[("a", &[A]), ("\u{fffd}", &[]), ("", &[0xf0])], &[0, 1]);
-        check(
-            &[0xf0, 256, 0x9f, A],
-            "",
-            &[("", &[]), ("", &[]), ("", &[]), ("\u{fffd}a", &[0xf0, 256, 0x9f, A]), ("", &[])],
-            &[0, 0, 0, 1],
-        );
-        // A stop string behind invalid bytes takes its own tokens along and no others.
-        check(
-            &[0xff, 0xff, A, B],
-            "ab",
-            &[("\u{fffd}", &[0xff]), ("\u{fffd}", &[0xff]), ("", &[]), ("", &[]), ("", &[])],
-            &[0, 1],
-        );
-        check(&[0xf0, A, B], "ab", &[("", &[]), ("", &[]), ("\u{fffd}", &[0xf0]), ("", &[])], &[0]);
-    }
-
-    /// Bytes that begin, continue, end and break characters, with a stop string among them: the entries are the same
-    /// however the tokens are spread over events, and every offset is the number of characters before the token.
-    #[test]
-    fn events_of_any_size_give_the_same_entries() {
-        let bytes: [u32; 7] = [b'a'.into(), b'b'.into(), 0x80, 0xc3, 0xe2, 0xf0, 0x9f];
-        for n in 0..bytes.len().pow(5) {
-            let tokens: Vec<u32> = (0..5).map(|i| bytes[n / bytes.len().pow(i) % bytes.len()]).collect();
-            let stopped = tokens.windows(2).position(|w| w == [u32::from(b'a'), u32::from(b'b')]);
-            let tokens = &tokens[..stopped.map_or(5, |at| at + 2)];
-            let whole: Vec<u8> = tokens.iter().map(|t| *t as u8).collect();
-            for group in 1..=tokens.len() {
-                let (events, offsets) = run(tokens, "ab", group);
-                let all: Vec<u32> = events.iter().flat_map(|(_, list)| list.iter().copied()).collect();
-                assert_eq!(all, tokens[..stopped.unwrap_or(tokens.len())], "{tokens:x?} by {group}");
-                let text: String = events.iter().map(|(text, _)| text.as_str()).collect();
-                assert_eq!(text, String::from_utf8_lossy(&whole[..all.len()]), "{tokens:x?} by {group}");
-                let chars = |end: usize| String::from_utf8_lossy(&whole[..end]).chars().count();
-                // A byte that adds no character belongs to the one before it.
-                let expected = |i: usize| chars(i) - usize::from(chars(i + 1) == chars(i));
-                assert_eq!(offsets, (0..all.len()).map(expected).collect::<Vec<_>>(), "{tokens:x?} by {group}");
-            }
-        }
-    }
-}

@@ -1,28 +1,31 @@
 //! `/v1/chat/completions`: a body becomes parameters and a conversation.
 //!
-//! **Tools.** Definitions and past calls are checked and rendered into the prompt. What the model writes is returned
-//! as plain content: this version has no parser for call markup, so it returns no `tool_calls`. Whatever would have to
-//! be enforced on calls (`tool_choice` other than `auto` and `none`, `strict`, `parallel_tool_calls: false`) is
-//! refused.
+//! **Tools.** Definitions and past calls are checked and rendered into the prompt. What has to be enforced on calls
+//! (`tool_choice` other than `auto` and `none`, `strict`, `parallel_tool_calls: false`) is refused.
 //!
-//! **Reasoning.** Thinking text is part of the content (`reasoning_format: none`); the formats that split it off are
-//! refused. Switches reach the template; budgets are refused.
+//! **Reasoning.** Thinking is told apart by the model's own marker tokens; where the vocabulary has none it stays content.
+//! Switches reach the template; budgets are refused.
 
+use engine::channels::Markers;
 use engine::ids::TokenId;
 use serde_json::{Map, Value};
 
+use crate::serve::calls::Kinds;
 use crate::serve::error::{ApiError, quote};
 use crate::serve::fields::Fields;
 use crate::serve::json::type_name;
 use crate::serve::limits;
 use crate::serve::messages::{self, Normalised};
-use crate::serve::model::{Caps, Conversation, RenderError, Rendered, TextModel};
+use crate::serve::model::{Caps, Conversation, RenderError, Rendered, TextModel, ToolStyle};
+use crate::serve::parts::{ReasoningFormat, Shape};
+use crate::serve::tools::{self, ToolChoice, Tools};
 
 /// The conversation part of a chat body.
 #[derive(Debug)]
 pub(crate) struct Chat {
     normalised: Normalised,
-    tools: Option<Value>,
+    tools: Option<Tools>,
+    reasoning: ReasoningFormat,
     kwargs: Map<String, Value>,
     add_generation_prompt: bool,
     /// The text that the answer continues.
@@ -37,15 +40,11 @@ impl Chat {
     pub(crate) fn read(body: &Fields<'_, '_>, caps: &Caps) -> Result<Self, ApiError> {
         let messages = body.list("messages")?.ok_or_else(|| ApiError::missing("messages"))?;
         let normalised = messages::normalise(messages, caps)?;
-        let tools = read_tools(body, caps)?;
-        read_tool_choice(body, tools.is_some())?;
-        match body.string("reasoning_format")? {
-            None | Some("none" | "auto") => {}
-            Some(other) => {
-                let message = format!("{} is not supported; this version returns thinking as content", quote(other));
-                return Err(ApiError::unsupported_value("reasoning_format", message));
-            }
+        let tools = tools::read(body, caps)?;
+        if let Some(tools) = &tools {
+            refuse_unenforced(tools)?;
         }
+        let reasoning = read_reasoning(body)?;
         let kwargs = read_kwargs(body, caps)?;
         let continues = body.boolean("continue_final_message")?.unwrap_or(false) || normalised.prefix;
         let opens = body.boolean("add_generation_prompt")?;
@@ -69,7 +68,44 @@ impl Chat {
             }
         };
         let add_generation_prompt = opens.unwrap_or(true);
-        Ok(Self { normalised, tools, kwargs, add_generation_prompt, continues })
+        Ok(Self { normalised, tools, reasoning, kwargs, add_generation_prompt, continues })
+    }
+
+    /// How answers are put together, and the marker tokens that the engine has to look for; `thinks`: the prompt ends
+    /// inside of thinking.
+    pub(crate) fn channels(&self, caps: &Caps, thinks: bool) -> (Shape, Option<Markers>) {
+        let tools = self.tools.as_ref();
+        let style = if tools.is_some() { caps.tool_style } else { ToolStyle::None };
+        let listed = tools.map(|tools| tools.list.as_slice()).unwrap_or_default();
+        let shape = Shape {
+            reasoning: self.reasoning,
+            think: caps.think,
+            style,
+            kinds: Kinds::new(listed.iter().map(|tool| (tool.name.as_str(), tool.parameters.as_ref()))),
+            custom: listed.iter().filter(|tool| tool.custom).map(|tool| tool.name.clone()).collect(),
+            legacy: tools.is_some_and(|tools| tools.legacy),
+            id: "call_",
+        };
+        let wanted = tools.is_some_and(|tools| tools.choice != ToolChoice::None);
+        let openings = match style {
+            ToolStyle::Llama3 if wanted => listed.iter().flat_map(|tool| openings(&tool.name)).collect(),
+            _ => Vec::new(),
+        };
+        let call = caps.call_tokens.filter(|_| style != ToolStyle::None);
+        let marked = caps.think_tokens.is_some() || call.is_some() || !openings.is_empty();
+        let thinks = thinks && caps.think_tokens.is_some();
+        (shape, marked.then_some(Markers { thinks, reasoning: caps.think_tokens, call, openings }))
+    }
+
+    /// The token that would begin a call where none is wanted.
+    pub(crate) fn banned(&self, caps: &Caps) -> Option<TokenId> {
+        let none = self.tools.as_ref().is_some_and(|tools| tools.choice == ToolChoice::None);
+        caps.call_tokens.filter(|_| none).map(|(start, _)| start)
+    }
+
+    /// Whether thinking is part of the content.
+    pub(crate) fn keeps_tags(&self, caps: &Caps) -> bool {
+        caps.think_tokens.is_none() || matches!(self.reasoning, ReasoningFormat::Inside | ReasoningFormat::Both)
     }
 
     /// Renders and tokenizes. A prompt that is sure to have `n_ctx` tokens or more is refused without being tokenized.
@@ -83,7 +119,7 @@ impl Chat {
         }
         let conversation = Conversation {
             messages: &self.normalised.messages,
-            tools: self.tools.as_ref(),
+            tools: self.tools.as_ref().map(|tools| &tools.definitions),
             add_generation_prompt: self.add_generation_prompt,
             kwargs: &self.kwargs,
         };
@@ -118,87 +154,43 @@ pub(crate) fn prompt(messages: Vec<Value>, text: &dyn TextModel) -> Result<Vec<T
     rendered.map(|rendered| rendered.tokens).map_err(|error| error.message)
 }
 
-fn read_tools(body: &Fields<'_, '_>, caps: &Caps) -> Result<Option<Value>, ApiError> {
-    let Some(list) = body.list("tools")?.filter(|list| !list.is_empty()) else { return Ok(None) };
-    if list.len() > limits::TOOLS {
-        return Err(ApiError::invalid_value("tools", format!("more than {} tools", limits::TOOLS)));
+/// What this version cannot make a model do.
+fn refuse_unenforced(tools: &Tools) -> Result<(), ApiError> {
+    if tools.choice == ToolChoice::Required || tools.allowed.is_some() {
+        let path = if tools.legacy { "function_call" } else { "tool_choice" };
+        let message = "this version cannot make a model call a tool; use 'auto' or 'none'";
+        return Err(ApiError::unsupported_value(path, message));
     }
-    let mut names: Vec<&str> = Vec::with_capacity(list.len());
-    for (i, item) in list.iter().enumerate() {
-        let prefix = format!("tools[{i}].");
-        let Some(map) = item.as_object() else {
-            return Err(ApiError::invalid_type(&format!("tools[{i}]"), "object", type_name(item)));
-        };
-        let tool = Fields::nested(map, &prefix);
-        match tool.string("type")? {
-            Some("function") => {}
-            None => return Err(ApiError::missing(&tool.path("type"))),
-            Some(other) => {
-                let message = format!("tools of type {} are not supported", quote(other));
-                return Err(ApiError::unsupported_value(&tool.path("type"), message));
-            }
-        }
-        let Some(function) = tool.object("function")? else { return Err(ApiError::missing(&tool.path("function"))) };
-        let inner = tool.path("function.");
-        let function = Fields::nested(function, &inner);
-        let name = function.string("name")?.ok_or_else(|| ApiError::missing(&function.path("name")))?;
-        let valid =
-            (1..=128).contains(&name.len()) && name.bytes().all(|b| b.is_ascii_alphanumeric() || b"_.-".contains(&b));
-        if !valid {
-            let message = "1 to 128 letters, digits, '_', '.' or '-'";
-            return Err(ApiError::invalid_value(&function.path("name"), message));
-        }
-        if names.contains(&name) {
-            return Err(ApiError::invalid_value(&function.path("name"), format!("{} stands twice", quote(name))));
-        }
-        function.string("description")?;
-        function.object("parameters")?;
-        if function.boolean("strict")? == Some(true) {
-            return Err(ApiError::unsupported_parameter(&function.path("strict")));
-        }
-        names.push(name);
-    }
-    if !caps.tools {
-        return Err(ApiError::tools_unsupported());
-    }
-    Ok(Some(Value::Array(list.clone())))
-}
-
-fn read_tool_choice(body: &Fields<'_, '_>, tools: bool) -> Result<(), ApiError> {
-    const PATH: &str = "tool_choice";
-    let forced = match body.get(PATH) {
-        None => None,
-        Some(Value::String(choice)) => match choice.as_str() {
-            "auto" | "none" => None,
-            "required" => Some("'required'"),
-            other => return Err(ApiError::invalid_value(PATH, format!("{} is unknown", quote(other)))),
-        },
-        Some(Value::Object(choice)) => match Fields::nested(choice, "tool_choice.").string("type")? {
-            Some("function" | "custom") => Some("the choice of one tool"),
-            Some("allowed_tools") => Some("'allowed_tools'"),
-            Some(other) => {
-                return Err(ApiError::invalid_value("tool_choice.type", format!("{} is unknown", quote(other))));
-            }
-            None => return Err(ApiError::missing("tool_choice.type")),
-        },
-        Some(other) => return Err(ApiError::invalid_type(PATH, "string or object", type_name(other))),
-    };
-    if let Some(forced) = forced {
-        let message = match tools {
-            true => {
-                format!("{forced} is not supported: this version cannot make a model call a tool; use 'auto' or 'none'")
-            }
-            false => format!("{forced} needs tools, and the request has none"),
-        };
-        return Err(match tools {
-            true => ApiError::unsupported_value(PATH, message),
-            false => ApiError::invalid_value(PATH, message),
-        });
-    }
-    if tools && body.boolean("parallel_tool_calls")? == Some(false) {
+    if tools.single {
         return Err(ApiError::unsupported_parameter("parallel_tool_calls"));
     }
-    Ok(())
+    match tools.list.iter().position(|tool| tool.strict) {
+        Some(i) => Err(ApiError::unsupported_parameter(&format!("tools[{i}].function.strict"))),
+        None => Ok(()),
+    }
+}
+
+fn read_reasoning(body: &Fields<'_, '_>) -> Result<ReasoningFormat, ApiError> {
+    let format = match body.string("reasoning_format")? {
+        None | Some("deepseek" | "auto") => ReasoningFormat::Apart,
+        Some("none") => ReasoningFormat::Inside,
+        Some("deepseek-legacy") => ReasoningFormat::Both,
+        Some(other) => {
+            let message = format!("{} is unknown; none, deepseek, deepseek-legacy or auto", quote(other));
+            return Err(ApiError::invalid_value("reasoning_format", message));
+        }
+    };
+    let excluded = match body.object("reasoning")? {
+        None => None,
+        Some(map) => Fields::nested(map, "reasoning.").boolean("exclude")?,
+    };
+    let hidden = body.boolean("include_reasoning")? == Some(false) || excluded == Some(true);
+    Ok(if hidden { ReasoningFormat::Left } else { format })
+}
+
+/// What a call of Llama 3 without a marker begins with.
+fn openings(name: &str) -> [Vec<u8>; 2] {
+    [format!("{{\"name\":\"{name}\""), format!("{{\"type\":\"function\",\"name\":\"{name}\"")].map(String::into_bytes)
 }
 
 fn read_kwargs(body: &Fields<'_, '_>, caps: &Caps) -> Result<Map<String, Value>, ApiError> {
@@ -214,7 +206,21 @@ fn read_kwargs(body: &Fields<'_, '_>, caps: &Caps) -> Result<Map<String, Value>,
     if let Some(on) = body.boolean("enable_thinking")? {
         kwargs.insert("enable_thinking".to_owned(), on.into());
     }
-    match body.string("reasoning_effort")? {
+    let (mut effort, mut path) = (body.string("reasoning_effort")?, "reasoning_effort");
+    if let Some(map) = body.object("reasoning")? {
+        let reasoning = Fields::nested(map, "reasoning.");
+        reasoning.only(&["effort", "enabled", "max_tokens", "exclude"])?;
+        if reasoning.get("max_tokens").is_some() {
+            return Err(ApiError::unsupported_parameter("reasoning.max_tokens"));
+        }
+        if let Some(on) = reasoning.boolean("enabled")? {
+            kwargs.insert("enable_thinking".to_owned(), on.into());
+        }
+        if let Some(same) = reasoning.string("effort")? {
+            (effort, path) = (Some(same), "reasoning.effort");
+        }
+    }
+    match effort {
         None => {}
         Some("none") => {
             kwargs.insert("enable_thinking".to_owned(), false.into());
@@ -223,12 +229,12 @@ fn read_kwargs(body: &Fields<'_, '_>, caps: &Caps) -> Result<Map<String, Value>,
             // A template that does not read it would need a token budget for the small efforts.
             if !caps.reasoning_effort && matches!(effort, "minimal" | "low" | "medium") {
                 let message = "the chat template does not read it, and thinking budgets are not supported";
-                return Err(ApiError::unsupported_value("reasoning_effort", message));
+                return Err(ApiError::unsupported_value(path, message));
             }
             kwargs.insert("reasoning_effort".to_owned(), effort.into());
         }
         Some(other) => {
-            return Err(ApiError::invalid_value("reasoning_effort", format!("{} is unknown", quote(other))));
+            return Err(ApiError::invalid_value(path, format!("{} is unknown", quote(other))));
         }
     }
     if let Some(value) = kwargs.get("enable_thinking").filter(|v| !v.is_boolean()) {

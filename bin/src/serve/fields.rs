@@ -48,6 +48,11 @@ impl<'a, 'p> Fields<'a, 'p> {
         Self { map, prefix }
     }
 
+    /// All of it.
+    pub(crate) fn whole(&self) -> Value {
+        Value::Object(self.map.clone())
+    }
+
     /// Full path of a field.
     pub(crate) fn path(&self, name: &str) -> String {
         format!("{}{name}", self.prefix)

@@ -6,7 +6,7 @@ use std::time::SystemTime;
 use engine::ids::TokenId;
 use engine_io::text::{ChatTemplate, EncodeOptions, RenderInput, TemplateError, TemplateLimits, Tokenizer};
 
-use crate::serve::model::{Caps, Conversation, RenderError, Rendered, TextModel};
+use crate::serve::model::{Caps, Conversation, RenderError, Rendered, TextModel, ToolStyle};
 
 /// Tokenizer and, where the file has one, chat template.
 pub struct GgufText {
@@ -23,6 +23,11 @@ impl GgufText {
         let compile = |source: &str| ChatTemplate::new(source, &tokenizer, TemplateLimits::default());
         let template = tokenizer.chat_template().map(compile).transpose()?;
         Ok(Self { tokenizer, template })
+    }
+
+    /// Whether a token is more than its text.
+    fn is_structural(&self, token: TokenId) -> bool {
+        self.is_control(token) || self.tokenizer.pieces().is_user_defined(token.0)
     }
 
     fn knows(&self, token: TokenId) -> bool {
@@ -63,6 +68,18 @@ impl TextModel for GgufText {
     fn caps(&self) -> Caps {
         let Some(template) = &self.template else { return Caps::default() };
         let facts = template.facts();
+        let one = |text: &str| match self.encode(text, false, true)[..] {
+            [id] if self.is_structural(id) => Some(id),
+            _ => None,
+        };
+        let call_tokens = match facts.tool_style {
+            ToolStyle::Xml | ToolStyle::Hermes => one("<tool_call>").zip(one("</tool_call>").map(Some)),
+            ToolStyle::Nemotron2 => one("<TOOLCALL>").zip(one("</TOOLCALL>").map(Some)),
+            ToolStyle::Llama3 => one("<|python_tag|>").map(|tag| (tag, None)),
+            ToolStyle::None => None,
+        };
+        // Calls of Llama 3 need no marker.
+        let marked = call_tokens.is_some() || facts.tool_style == ToolStyle::Llama3;
         Caps {
             chat: true,
             developer: facts.developer,
@@ -72,6 +89,10 @@ impl TextModel for GgufText {
             // A mapping keeps its key order, and templates that take both print it as they print their own examples.
             string_arguments: facts.string_arguments && !facts.object_arguments,
             reasoning_effort: facts.reasoning_effort,
+            tool_style: if marked { facts.tool_style } else { ToolStyle::None },
+            think: facts.think,
+            think_tokens: facts.think.and_then(|(start, end)| one(start).zip(one(end))),
+            call_tokens,
         }
     }
 

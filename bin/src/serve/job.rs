@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use engine::api::{AdmitError, Command, Finish, Report, Submission, TokenLogprob};
+use engine::channels::{Markers, Said};
 use engine::ids::{Ticket, TokenId};
 use engine::step::Fault;
 use serde_json::{Map, Value};
@@ -15,6 +16,8 @@ use crate::serve::link::Exchange;
 use crate::serve::metrics::End;
 use crate::serve::model::TextModel;
 use crate::serve::params::Params;
+use crate::serve::parts::{self, Part};
+use crate::serve::random::Random;
 use crate::serve::record::{Asked, Line};
 use crate::serve::stats::Stats;
 
@@ -31,6 +34,8 @@ pub(crate) struct Job {
     pub prompt_tokens: Vec<usize>,
     /// Text that every choice starts with: an echoed prompt (per prompt), or an opened thinking tag.
     pub lead: Vec<String>,
+    /// Tokens that mark channels.
+    pub markers: Option<Arc<Markers>>,
     /// Headers of the answer.
     pub headers: Vec<(&'static str, String)>,
     /// Field that a refusal of the prompt names.
@@ -77,6 +82,7 @@ impl Job {
                 speculation: self.params.speculation.effective,
                 logprobs,
                 show_special: false,
+                markers: self.markers.clone(),
                 cache: self.params.cache,
                 sibling: (i % n > 0).then(|| self.tickets[i - i % n]),
             }))
@@ -111,8 +117,8 @@ impl Job {
         for choice in &self.choices {
             let lead = &self.lead[choice.index / self.params.n];
             if !lead.is_empty() {
-                let piece = Piece { text: lead.clone(), ..Piece::default() };
-                answer::event(&self.with_usage(self.frame.text_chunk(choice.index, &piece, None)), &mut out);
+                let lead = Piece { parts: vec![Part::Content(lead.clone())], ..Piece::default() };
+                self.chunks(choice.index, &lead, &[], &mut out);
             }
         }
         out
@@ -121,34 +127,61 @@ impl Job {
     pub(crate) fn delta(
         &mut self,
         index: usize,
-        text: String,
+        said: &Said,
         tokens: Vec<TokenId>,
         logprobs: &[TokenLogprob],
         model: &dyn TextModel,
+        random: &mut Random,
     ) -> Outcome {
-        let stop_tokens = &self.params.stop.tokens;
         let choice = &mut self.choices[index];
-        let piece = choice.take(text, tokens, logprobs, stop_tokens, model);
-        if !self.params.stream {
-            choice.text.push_str(&piece.text);
-            choice.tokens.extend(&piece.tokens);
-            choice.whole.extend(piece.entries);
-            return Outcome::Send(Vec::new());
-        }
-        choice.tokens.extend(&piece.tokens);
-        if piece.text.is_empty() && piece.entries.is_empty() {
-            // Ids without text travel with the next text, or with the end.
-            return Outcome::Send(Vec::new());
-        }
-        let ids = std::mem::take(&mut choice.tokens);
-        let ids = self.params.return_tokens.then_some(ids.as_slice());
-        let chunk = self.with_usage(self.frame.text_chunk(index, &piece, ids));
+        let piece = choice.take(said, tokens, logprobs, &self.params.stop.tokens, model, random);
         let mut out = Vec::new();
-        answer::event(&chunk, &mut out);
+        self.send(index, &piece, &mut out);
         Outcome::Send(out)
     }
 
-    pub(crate) fn finished(&mut self, index: usize, finish: Finish, report: Box<Report>) -> Outcome {
+    /// Writes what an event adds, or keeps it where the answer is sent as a whole. Ids without text travel with the next
+    /// text, or with the end.
+    fn send(&mut self, index: usize, piece: &Piece, out: &mut Vec<u8>) {
+        let choice = &mut self.choices[index];
+        if !self.params.stream {
+            piece.parts.iter().for_each(|part| parts::add(&mut choice.items, part));
+            choice.whole.extend_from_slice(&piece.entries);
+            return;
+        }
+        if piece.parts.is_empty() {
+            return;
+        }
+        let tokens = std::mem::take(&mut self.choices[index].tokens);
+        let sent = self.chunks(index, piece, &tokens, out);
+        if !sent {
+            self.choices[index].tokens = tokens;
+        }
+    }
+
+    /// The chunks of a piece; whether there are any. The first carries the ids, the first of content the entries.
+    fn chunks(&self, index: usize, piece: &Piece, tokens: &[TokenId], out: &mut Vec<u8>) -> bool {
+        let mut ids = self.params.return_tokens.then_some(tokens);
+        let mut entries = piece.entries.as_slice();
+        let mut any = false;
+        for part in &piece.parts {
+            let own = if matches!(part, Part::Content(_)) { std::mem::take(&mut entries) } else { &[] };
+            if let Some(chunk) = self.frame.part_chunk(index, part, own, ids) {
+                answer::event(&self.with_usage(chunk), out);
+                ids = ids.map(|_| [].as_slice());
+                any = true;
+            }
+        }
+        any
+    }
+
+    pub(crate) fn finished(
+        &mut self,
+        index: usize,
+        finish: Finish,
+        report: Box<Report>,
+        random: &mut Random,
+    ) -> Outcome {
         match finish {
             Finish::Fault(Fault::NonFinite) => {
                 return Outcome::Fail(ApiError::engine("the model produced no finite value; the request cannot go on"));
@@ -159,19 +192,19 @@ impl Job {
         let choice = &mut self.choices[index];
         choice.completion_tokens = report.completion_tokens;
         choice.end = Some((finish, report));
-        let rest = choice.entries.finish(finish);
-        let tokens = std::mem::take(&mut choice.tokens);
+        let mut rest = choice.finish(finish, random);
         let last = self.choices.iter().all(|c| c.end.is_some());
+        let mut out = Vec::new();
         if !self.params.stream {
-            let choice = &mut self.choices[index];
-            choice.whole.extend(rest);
-            choice.tokens = tokens;
+            self.send(index, &rest, &mut out);
             return if last { Outcome::Reply(self.whole()) } else { Outcome::Send(Vec::new()) };
         }
+        let entries = std::mem::take(&mut rest.entries);
+        self.send(index, &rest, &mut out);
+        let tokens = std::mem::take(&mut self.choices[index].tokens);
         let ids = self.params.return_tokens.then_some(tokens.as_slice());
-        let reason = answer::reasons(finish, &self.params.stop_text, &self.params.stop.tokens);
-        let mut chunk = self.with_usage(self.frame.finish_chunk(index, reason, &rest, ids));
-        let mut out = Vec::new();
+        let reason = self.reason(&self.choices[index], finish);
+        let mut chunk = self.with_usage(self.frame.finish_chunk(index, reason, &entries, ids));
         if last && !self.params.include_usage {
             self.put_stats(&mut chunk);
         }
@@ -186,6 +219,11 @@ impl Job {
         }
         out.extend_from_slice(DONE);
         Outcome::Close(out)
+    }
+
+    fn reason(&self, choice: &Choice, finish: Finish) -> (&'static str, Value) {
+        let Params { stop, stop_text, .. } = &self.params;
+        answer::reasons(finish, choice.assembler.calls, self.frame.legacy, stop_text, &stop.tokens)
     }
 
     /// The error of a refusal.
@@ -229,10 +267,10 @@ impl Job {
             .iter()
             .map(|choice| {
                 let (finish, _) = choice.end.as_ref().expect("every choice has ended");
-                let reason = answer::reasons(*finish, &self.params.stop_text, &self.params.stop.tokens);
-                let text = format!("{}{}", self.lead[choice.index / self.params.n], choice.text);
+                let reason = self.reason(choice, *finish);
+                let lead = &self.lead[choice.index / self.params.n];
                 let ids = self.params.return_tokens.then_some(choice.tokens.as_slice());
-                self.frame.whole_choice(choice.index, &text, reason, &choice.whole, ids)
+                self.frame.whole_choice(choice.index, lead, &choice.items, reason, &choice.whole, ids)
             })
             .collect();
         let stats = self.stats();

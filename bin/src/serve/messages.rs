@@ -64,7 +64,7 @@ pub(crate) fn normalise(messages: &[Value], caps: &Caps) -> Result<Normalised, A
     if messages.len() > limits::MESSAGES {
         return Err(ApiError::invalid_value("messages", format!("more than {} messages", limits::MESSAGES)));
     }
-    let read = messages.iter().enumerate().map(|(i, m)| read(i, m)).collect::<Result<Vec<_>, _>>()?;
+    let read = messages.iter().enumerate().map(|(i, m)| read(i, m, caps)).collect::<Result<Vec<_>, _>>()?;
     let folded = fold_systems(read, caps);
     let merged = merge_neighbours(folded, caps);
     let ordered = order_results(merged)?;
@@ -91,10 +91,10 @@ pub(crate) fn turns(messages: &[Value]) -> Vec<Turn> {
         let known = !tool.calls.is_empty() || tool.call_id.is_some();
         Turn { tool: known.then_some(tool), reasoning, ..Turn::new(role, content) }
     };
-    messages.iter().enumerate().filter_map(|(i, m)| read(i, m).ok()).map(turn).collect()
+    messages.iter().enumerate().filter_map(|(i, m)| read(i, m, &Caps::default()).ok()).map(turn).collect()
 }
 
-fn read(index: usize, value: &Value) -> Result<Message, ApiError> {
+fn read(index: usize, value: &Value, caps: &Caps) -> Result<Message, ApiError> {
     let at = format!("messages[{index}]");
     let Some(map) = value.as_object() else {
         return Err(ApiError::invalid_type(&at, "object", type_name(value)));
@@ -125,11 +125,16 @@ fn read(index: usize, value: &Value) -> Result<Message, ApiError> {
         }
     }
     let calls = if role == Role::Assistant { read_calls(&fields)? } else { Vec::new() };
-    let content = match fields.get("content") {
+    let mut content = match fields.get("content") {
         Some(content) => read_content(content, &fields.path("content"), role, &mut reasoning)?,
         None if role == Role::Assistant && (!calls.is_empty() || reasoning.is_some()) => String::new(),
         None => return Err(ApiError::missing(&fields.path("content"))),
     };
+    if let (Role::Assistant, None, Some(tags)) = (role, &reasoning, caps.think)
+        && let Some((thought, rest)) = split_thinking(&content, tags)
+    {
+        (reasoning, content) = (Some(thought), rest);
+    }
     let answers = match role {
         Role::Tool => fields.string("tool_call_id")?.or(fields.string("name")?).map(str::to_owned),
         _ => None,
@@ -137,6 +142,12 @@ fn read(index: usize, value: &Value) -> Result<Message, ApiError> {
     let continues = role == Role::Assistant && fields.boolean("prefix")?.unwrap_or(false);
     let name = if role == Role::Tool { None } else { fields.string("name")?.map(str::to_owned) };
     Ok(Message { role, content, reasoning, name, calls, answers, index, prefix: continues })
+}
+
+/// Content that begins with thinking in the model's own tags, as a client sends it back that got it so.
+fn split_thinking(content: &str, (start, end): (&str, &str)) -> Option<(String, String)> {
+    let (thought, rest) = content.trim_start().strip_prefix(start)?.split_once(end)?;
+    Some((thought.trim_matches('\n').to_owned(), rest.trim_start_matches('\n').to_owned()))
 }
 
 fn read_content(content: &Value, at: &str, role: Role, reasoning: &mut Option<String>) -> Result<String, ApiError> {
@@ -402,6 +413,10 @@ mod tests {
         tools: true,
         string_arguments: false,
         reasoning_effort: false,
+        tool_style: crate::serve::model::ToolStyle::Xml,
+        think: Some(("<think>", "</think>")),
+        think_tokens: None,
+        call_tokens: None,
     };
 
     /// Normalises and prints `role:content` per message, or the error's code.
@@ -449,6 +464,21 @@ mod tests {
             json!([{"role": "assistant", "content": "a", "reasoning": "x", "thinking": "y"}]),
             "invalid_value messages[0].thinking",
         );
+    }
+
+    #[test]
+    fn thinking_in_tags_is_split_off_once() {
+        let thought = |content: &str| {
+            let list = [json!({"role": "user", "content": "u"}), json!({"role": "assistant", "content": content})];
+            let message = normalise(&list, &STRICT).unwrap().messages[1].clone();
+            let text = |name: &str| message[name].as_str().unwrap().to_owned();
+            (text("reasoning_content"), text("content"))
+        };
+        let pair = |a: &str, b: &str| (a.to_owned(), b.to_owned());
+        assert_eq!(thought("<think>\na\n</think>\n\nb</think>c"), pair("a", "b</think>c"));
+        assert_eq!(thought(" \n<think>a</think>b"), pair("a", "b"));
+        assert_eq!(thought("x<think>a</think>b"), pair("", "x<think>a</think>b"));
+        assert_eq!(thought("<think>a"), pair("", "<think>a"));
     }
 
     #[test]

@@ -8,6 +8,7 @@ use std::sync::atomic::Ordering;
 use engine::api::{DraftCounts, Finish, Miss, Report};
 
 use crate::embed::Stats;
+use crate::serve::calls::Anomalies;
 use crate::serve::record::Counts;
 use crate::serve::spec::MtpOffer;
 
@@ -18,6 +19,8 @@ pub(crate) enum End {
     StopString,
     Length,
     ContextFull,
+    /// It called tools.
+    ToolCalls,
     Cancelled,
     Error,
     /// It waited too long for a slot.
@@ -25,11 +28,12 @@ pub(crate) enum End {
 }
 
 impl End {
-    const ALL: [(Self, &'static str); 7] = [
+    const ALL: [(Self, &'static str); 8] = [
         (Self::Stop, "stop"),
         (Self::StopString, "stop_string"),
         (Self::Length, "length"),
         (Self::ContextFull, "context_full"),
+        (Self::ToolCalls, "tool_calls"),
         (Self::Cancelled, "cancelled"),
         (Self::Error, "error"),
         (Self::Timeout, "timeout"),
@@ -40,8 +44,10 @@ impl End {
         Self::ALL.iter().find(|(end, _)| *end == self).map_or("error", |(_, name)| name)
     }
 
-    pub(crate) fn of(finish: Finish) -> Self {
+    /// Of a choice that made so many calls.
+    pub(crate) fn of(finish: Finish, calls: usize) -> Self {
         match finish {
+            Finish::EndToken(_) | Finish::StopString(_) if calls > 0 => Self::ToolCalls,
             Finish::EndToken(_) => Self::Stop,
             Finish::StopString(_) => Self::StopString,
             Finish::MaxTokens => Self::Length,
@@ -71,6 +77,8 @@ pub(crate) struct Metrics {
     first: u64,
     bonus: u64,
     forced: u64,
+    reasoning: u64,
+    anomalies: Anomalies,
     plain: u64,
     windows: u64,
     mtp: DraftCounts,
@@ -110,6 +118,7 @@ impl Metrics {
         self.first += report.first;
         self.bonus += report.bonus;
         self.forced += report.forced;
+        self.reasoning += report.reasoning;
         self.plain += report.plain;
         self.windows += report.windows;
         self.mtp.add(&report.mtp);
@@ -119,6 +128,13 @@ impl Metrics {
         self.skipped += report.suffix_lookups.skipped;
         self.preempted += report.preempted;
         self.stall_ns += report.stall_ns;
+    }
+
+    /// What a choice wrote wrongly.
+    pub(crate) fn wrote(&mut self, anomalies: Anomalies) {
+        self.anomalies.duplicate_parameters += anomalies.duplicate_parameters;
+        self.anomalies.unterminated_calls += anomalies.unterminated_calls;
+        self.anomalies.unknown_tools += anomalies.unknown_tools;
     }
 
     /// What of it a host is told.
@@ -178,6 +194,15 @@ impl Metrics {
         ];
         let help = "Completion tokens by who proposed them";
         family(&mut out, "engine_generation_tokens_total", "counter", help, &labelled("source", &sources));
+        let help = "Completion tokens of thinking";
+        family(&mut out, "engine_reasoning_tokens_total", "counter", help, &one(self.reasoning));
+        let kinds = [
+            ("duplicate_parameter", self.anomalies.duplicate_parameters),
+            ("unterminated_call", self.anomalies.unterminated_calls),
+            ("unknown_tool", self.anomalies.unknown_tools),
+        ];
+        let help = "What models wrote that they should not have";
+        family(&mut out, "engine_output_anomalies_total", "counter", help, &labelled("kind", &kinds));
         let kinds = [("plain", self.plain), ("window", self.windows)];
         family(&mut out, "engine_spec_steps_total", "counter", "Decode steps", &labelled("kind", &kinds));
         let mut drafts = Vec::new();

@@ -1,6 +1,7 @@
 //! What `text` needs of a model's tokenizer and chat template. The real one stands on `io::text`; tests bring a toy.
 
 use engine::ids::TokenId;
+pub use engine_io::text::ToolStyle;
 use serde_json::{Map, Value};
 
 /// A conversation for the template.
@@ -55,6 +56,14 @@ pub struct Caps {
     pub string_arguments: bool,
     /// `reasoning_effort` is read.
     pub reasoning_effort: bool,
+    /// How the model writes calls.
+    pub tool_style: ToolStyle,
+    /// Begin and end of thinking, as text.
+    pub think: Option<(&'static str, &'static str)>,
+    /// ... as tokens, where the vocabulary has one for each.
+    pub think_tokens: Option<(TokenId, TokenId)>,
+    /// Begin of a call block, and its end where it has one.
+    pub call_tokens: Option<(TokenId, Option<TokenId>)>,
 }
 
 /// Tokenizer and chat template of the served model.

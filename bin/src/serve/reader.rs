@@ -5,7 +5,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use crossbeam::channel::{Receiver, Sender};
+use engine::channels::Markers;
 use engine::ids::TokenId;
+use engine::step::LogitEdit;
 use serde_json::{Map, Value};
 
 use crate::serve::SpecConfig;
@@ -21,6 +23,7 @@ use crate::serve::limits;
 use crate::serve::link::{Body, Exchange, Request};
 use crate::serve::model::{Caps, TextModel};
 use crate::serve::params::{Offer, Params};
+use crate::serve::parts::Shape;
 use crate::serve::random::Random;
 use crate::serve::routes::Route;
 use crate::serve::schema;
@@ -65,7 +68,12 @@ pub(crate) struct Ready {
     pub params: Params,
     pub dialect: Dialect,
     pub prompts: Vec<Vec<TokenId>>,
+    /// Text that the answers begin with.
     pub lead: Vec<String>,
+    /// Tags that the prompts end in, whether the answers begin with them or not.
+    pub opened: Vec<String>,
+    pub shape: Arc<Shape>,
+    pub markers: Option<Arc<Markers>>,
     pub logprobs: Option<u32>,
     pub ignored: Vec<String>,
     pub prompt_param: &'static str,
@@ -122,11 +130,28 @@ impl Reader {
             (false, None) => None,
             (false, Some(_)) => return Err(ApiError::invalid_value("top_logprobs", "it needs logprobs: true")),
         };
-        let rendered = Chat::read(&fields, &self.caps)?.render(self.model.as_ref(), self.info.n_ctx)?;
-        let lead = vec![rendered.open_tag.map_or(String::new(), |tag| format!("{tag}\n"))];
-        let prompts = vec![rendered.tokens];
-        let prompt_param = "messages";
-        Ok(Ready { params, dialect: Dialect::Chat, prompts, lead, logprobs, ignored, prompt_param, body: None })
+        let mut params = params;
+        let chat = Chat::read(&fields, &self.caps)?;
+        let rendered = chat.render(self.model.as_ref(), self.info.n_ctx)?;
+        let (shape, markers) = chat.channels(&self.caps, rendered.open_tag.is_some());
+        if let Some(token) = chat.banned(&self.caps) {
+            params.sampling.logit_bias.push(LogitEdit { token, repeat: 1.0, add: f32::NEG_INFINITY });
+        }
+        let opened = rendered.open_tag.map_or(String::new(), |tag| format!("{tag}\n"));
+        let lead = vec![if chat.keeps_tags(&self.caps) { opened.clone() } else { String::new() }];
+        Ok(Ready {
+            params,
+            dialect: Dialect::Chat,
+            prompts: vec![rendered.tokens],
+            lead,
+            opened: vec![opened],
+            shape: Arc::new(shape),
+            markers: markers.map(Arc::new),
+            logprobs,
+            ignored,
+            prompt_param: "messages",
+            body: None,
+        })
     }
 
     fn read_completions(&mut self, body: &Map<String, Value>) -> Result<Ready, ApiError> {
@@ -141,9 +166,20 @@ impl Reader {
             return Err(ApiError::unsupported_value("echo", message));
         }
         let prompts = completions::read_prompts(&fields, self.model.as_ref(), self.info.n_ctx)?;
-        let (lead, prompts) =
+        let (lead, prompts): (Vec<String>, Vec<_>) =
             prompts.into_iter().map(|p| (if echo { p.text } else { String::new() }, p.tokens)).unzip();
-        let prompt_param = "prompt";
-        Ok(Ready { params, dialect: Dialect::Completion, prompts, lead, logprobs, ignored, prompt_param, body: None })
+        Ok(Ready {
+            params,
+            dialect: Dialect::Completion,
+            prompts,
+            opened: vec![String::new(); lead.len()],
+            lead,
+            shape: Arc::default(),
+            markers: None,
+            logprobs,
+            ignored,
+            prompt_param: "prompt",
+            body: None,
+        })
     }
 }

@@ -66,7 +66,7 @@ impl Stats<'_> {
             "completion_tokens": completion,
             "total_tokens": prompt + completion,
             "prompt_tokens_details": {"cached_tokens": self.cached(), "cache_write_tokens": self.prompts(|r| r.cache_written)},
-            "completion_tokens_details": {"reasoning_tokens": 0},
+            "completion_tokens_details": {"reasoning_tokens": self.sum(|r| r.reasoning)},
         })
     }
 

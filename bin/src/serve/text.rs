@@ -13,7 +13,8 @@ use crossbeam::channel::{self, Receiver, Sender, TrySendError};
 use engine::api::{Command, Event, Report};
 use engine::ids::{Ticket, TokenId};
 
-use crate::serve::answer::{Choice, Dialect, Entries, Frame};
+use crate::serve::answer::{Choice, Dialect, Frame};
+use crate::serve::entries::Entries;
 use crate::serve::error::ApiError;
 use crate::serve::http::Reply;
 use crate::serve::job::{Job, Outcome};
@@ -367,7 +368,8 @@ impl Text {
             let error = ApiError::invalid_value("n", message);
             return self.reply(exchange, Reply::from(&error));
         }
-        let Ready { params, dialect, prompts, lead, logprobs, ignored, prompt_param, body } = ready;
+        let Ready { params, dialect, prompts, lead, opened, shape, markers, logprobs, ignored, prompt_param, body } =
+            ready;
         let prompt_tokens: Vec<usize> = prompts.iter().map(Vec::len).collect();
         let mut headers = vec![("X-Engine-Prompt-Tokens", prompt_tokens.iter().sum::<usize>().to_string())];
         if let Some(names) = header_list(&ignored) {
@@ -381,14 +383,16 @@ impl Text {
             model: self.reader.info.id.clone(),
             null_usage: params.include_usage,
             logprobs: logprobs.is_some(),
+            legacy: shape.legacy,
         };
         let asked = body.map(|body| {
-            let (id, prompts, lead, params) = (frame.id.clone(), prompts.clone(), lead.clone(), params.clone());
-            Arc::new(Asked { id, dialect, body, prompts, lead, params, choices: count })
+            let (id, prompts, params) = (frame.id.clone(), prompts.clone(), params.clone());
+            Arc::new(Asked { id, dialect, body, prompts, lead: opened, params, choices: count })
         });
         let choice = |i: usize| {
             let written = asked.as_ref().map(|_| Written::default());
-            Choice { written, ..Choice::new(i, Entries::of(dialect, &lead[i / params.n])) }
+            let entries = Entries::of(dialect, &lead[i / params.n], markers.as_deref());
+            Choice { written, ..Choice::new(i, entries, &shape) }
         };
         let choices = (0..count).map(choice).collect();
         let tickets: Vec<Ticket> = (0..count as u64).map(|i| Ticket(self.state.next_ticket + i)).collect();
@@ -406,6 +410,7 @@ impl Text {
             admitted: vec![false; count],
             prompt_tokens,
             lead,
+            markers: markers.clone(),
             headers,
             prompt_param,
             open: false,
@@ -439,8 +444,8 @@ impl Text {
                 self.state.commands.extend(pause);
                 self.begin(exchange)
             }
-            Event::Delta { text, tokens, logprobs, .. } => {
-                job.delta(index, text, tokens, &logprobs, self.reader.model.as_ref())
+            Event::Delta { said, tokens, logprobs, .. } => {
+                job.delta(index, &said, tokens, &logprobs, self.reader.model.as_ref(), &mut self.random)
             }
             Event::Finished { finish, report, .. } => {
                 self.state.tickets.remove(&ticket);
@@ -448,7 +453,6 @@ impl Text {
                 let mut metrics = self.shared.metrics.lock();
                 metrics.open -= 1;
                 metrics.running -= u64::from(job.admitted[index]);
-                metrics.ended(End::of(finish));
                 metrics.used(&report, counts_prompt);
                 drop(metrics);
                 // A choice of no tokens ends without having been admitted.
@@ -459,8 +463,14 @@ impl Text {
                     self.send(ToFront::Data(exchange, first));
                 }
                 let Some(job) = self.state.jobs.get_mut(&exchange) else { return };
-                let line = job.line(index, End::of(finish));
-                let outcome = job.finished(index, finish, report);
+                let outcome = job.finished(index, finish, report, &mut self.random);
+                let written = &job.choices[index].assembler;
+                let (end, anomalies) = (End::of(finish, written.calls), written.anomalies());
+                let line = job.line(index, end);
+                let mut metrics = self.shared.metrics.lock();
+                metrics.ended(end);
+                metrics.wrote(anomalies);
+                drop(metrics);
                 self.record(line);
                 outcome
             }
@@ -500,9 +510,9 @@ impl Text {
     fn event_of_gone(&mut self, ticket: Ticket, event: Event) {
         match event {
             Event::Admitted { .. } => {}
-            Event::Delta { text, tokens, .. } => {
+            Event::Delta { said, tokens, .. } => {
                 if let Some(line) = self.state.gone.get_mut(&ticket).and_then(|gone| gone.line.as_mut()) {
-                    line.written.add(&text, &tokens);
+                    line.written.add(&said.text, &tokens);
                 }
             }
             Event::Pages { held, free, .. } => {
@@ -514,7 +524,7 @@ impl Text {
                 self.state.gone.remove(&ticket);
             }
             Event::Finished { report, .. } => self.end_of_gone(ticket, &report, "", &[]),
-            Event::Cancelled { tokens, text, report, .. } => self.end_of_gone(ticket, &report, &text, &tokens),
+            Event::Cancelled { tokens, said, report, .. } => self.end_of_gone(ticket, &report, &said.text, &tokens),
         }
     }
 

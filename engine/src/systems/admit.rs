@@ -95,7 +95,7 @@ pub fn admit(
         tokens.start(slot, &submission.prompt);
         suffix.reset(slot, submission.speculation.suffix_min, submission.speculation.suffix_max);
         survival.reset(slot);
-        outputs.start(slot, submission.show_special);
+        outputs.start(slot, submission.show_special, submission.markers.clone());
         counters.reset(slot);
         let report = &mut counters.report[slot.index()];
         report.prompt_tokens = submission.prompt.len() as u64;

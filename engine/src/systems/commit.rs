@@ -5,6 +5,7 @@
 
 use crate::accept::{self, Fate};
 use crate::api::{Finish, TokenLogprob};
+use crate::channels::Said;
 use crate::ids::{Slot, TokenId};
 use crate::limits::Limits;
 use crate::pieces::{PieceFlags, Pieces};
@@ -44,7 +45,7 @@ pub fn commit(
         let s = trunk.state[segment].index();
         if let Some(fault) = result.fault[segment] {
             // A row that was preempted has text on its way.
-            outputs.state[s].finish(&mut outbox.text[s]);
+            outputs.state[s].finish(&mut outbox.said[s]);
             requests.finish[s] = Some(Finish::Fault(fault));
             requests.phase[s] = Phase::Done;
             continue;
@@ -64,12 +65,13 @@ pub fn commit(
         count(slot, row, walk, plans, windows, counters);
         let s = slot.index();
         counters.report[s].completion_tokens = u64::from(requests.completion_len(slot));
+        counters.report[s].reasoning += u64::from(walk.reasoning);
         // Of a row that ends, too: retire keeps what is computed. A row of a fault may be anything.
         if !matches!(walk.finish, Some(Finish::Fault(_))) {
             requests.kv_len[s] += 1 + walk.accepted;
         }
         if let Some(finish) = walk.finish {
-            outputs.state[s].finish(&mut outbox.text[s]);
+            outputs.state[s].finish(&mut outbox.said[s]);
             requests.finish[s] = Some(finish);
             requests.phase[s] = Phase::Done;
             continue;
@@ -96,6 +98,8 @@ struct Walk {
     accepted: u32,
     /// The target's own token was committed behind them.
     bonus: bool,
+    /// Tokens of thinking among all of these.
+    reasoning: u32,
     /// Why the choice ended, if it did.
     finish: Option<Finish>,
 }
@@ -120,7 +124,7 @@ fn walk(
     let drafts = windows.drafts(row);
     let agreed = result.accepted[segment];
     assert!(agreed as usize <= drafts.len(), "{slot}: {agreed} of {} drafts accepted", drafts.len());
-    let mut walk = Walk { agreed, accepted: 0, bonus: false, finish: None };
+    let mut walk = Walk { agreed, accepted: 0, bonus: false, reasoning: 0, finish: None };
     let accepted = drafts[..agreed as usize].iter().copied();
     for (i, token) in accepted.chain([result.next[segment]]).enumerate() {
         let own = i == agreed as usize;
@@ -143,7 +147,9 @@ fn walk(
         }
         walk.accepted += u32::from(!own);
         walk.bonus |= own;
-        walk.finish = judge(slot, token, requests, outputs, &mut outbox.text[s], pieces, limits);
+        let thinks = outputs.thinks(slot);
+        walk.finish = judge(slot, token, requests, outputs, &mut outbox.said[s], pieces, limits);
+        walk.reasoning += u32::from(thinks || outputs.thinks(slot));
         if walk.finish.is_some() {
             break;
         }
@@ -157,7 +163,7 @@ fn judge(
     token: TokenId,
     requests: &Requests,
     outputs: &mut Outputs,
-    text: &mut String,
+    said: &mut Said,
     pieces: &Pieces,
     limits: &Limits,
 ) -> Option<Finish> {
@@ -167,11 +173,11 @@ fn judge(
     let ends = rules::ends(stop, pieces, token);
     let special = pieces.flags(token).intersects(PieceFlags::CONTROL | PieceFlags::END);
     let shown = !stop.tokens.contains(&token) && (!special || outputs.show_special[s]);
-    if shown {
-        let obey = completed >= stop.min_tokens && !ends;
-        if let Some(index) = outputs.state[s].push(pieces.bytes(token), stop, obey, text) {
-            return Some(Finish::StopString(index));
-        }
+    // A marker acts whether it is shown or not.
+    let bytes = if shown { pieces.bytes(token) } else { &[] };
+    let obey = completed >= stop.min_tokens && !ends;
+    if let Some(index) = outputs.token(slot, token, bytes, stop, obey, said) {
+        return Some(Finish::StopString(index));
     }
     if ends {
         Some(Finish::EndToken(token))

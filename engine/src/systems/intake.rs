@@ -6,6 +6,7 @@
 use crossbeam::channel::{Receiver, TryRecvError};
 
 use crate::api::{AdmitError, Command, Event, Submission};
+use crate::channels::Said;
 use crate::ids::Ticket;
 use crate::limits::Limits;
 use crate::step::Shape;
@@ -78,7 +79,7 @@ fn set_paused(requests: &mut Requests, ticket: Ticket, paused: bool) {
 
 fn cancel(ticket: Ticket, waiting: &mut Waiting, requests: &mut Requests, pages: &mut Pages, outbox: &mut Outbox) {
     if waiting.remove(ticket) {
-        outbox.push(Event::Cancelled { ticket, tokens: Vec::new(), text: String::new(), report: Box::default() });
+        outbox.push(Event::Cancelled { ticket, tokens: Vec::new(), said: Said::default(), report: Box::default() });
         return;
     }
     // A ticket that is unknown has finished already: its last event is on the way.

@@ -22,7 +22,7 @@ pub fn retire(
     prefix: &mut Prefix,
     counters: &mut Counters,
     outbox: &mut Outbox,
-    outputs: &Outputs,
+    outputs: &mut Outputs,
     ops: &mut Vec<SlotOp>,
     now_ns: u64,
 ) {
@@ -62,10 +62,10 @@ pub fn retire(
                 report.total_ns = now_ns - requests.arrived_ns[s];
                 tracing::info!(request = %requests.id(slot), tokens = report.completion_tokens, "cancelled");
                 outbox.take_back(slot, ticket);
-                let (tokens, mut text) = (std::mem::take(&mut outbox.tokens[s]), std::mem::take(&mut outbox.text[s]));
-                outputs.state[s].clone().finish(&mut text);
+                let (tokens, mut said) = (std::mem::take(&mut outbox.tokens[s]), std::mem::take(&mut outbox.said[s]));
+                outputs.state[s].finish(&mut said);
                 held.into_iter().for_each(|held| outbox.push(held));
-                outbox.push(Event::Cancelled { ticket, tokens, text, report: Box::new(report) });
+                outbox.push(Event::Cancelled { ticket, tokens, said, report: Box::new(report) });
             }
         }
         requests.give_back(slot);

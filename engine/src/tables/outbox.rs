@@ -9,6 +9,7 @@
 use std::collections::VecDeque;
 
 use crate::api::{Event, TokenLogprob};
+use crate::channels::Said;
 use crate::ids::{Slot, Ticket, TokenId};
 
 /// The table.
@@ -17,7 +18,7 @@ pub struct Outbox {
     /// Per slot: tokens committed in this tick.
     pub tokens: Vec<Vec<TokenId>>,
     /// Per slot: text released in this tick.
-    pub text: Vec<String>,
+    pub said: Vec<Said>,
     /// Per slot: log-probabilities of `tokens`, when wanted.
     pub logprobs: Vec<Vec<TokenLogprob>>,
     queue: VecDeque<Event>,
@@ -29,7 +30,7 @@ impl Outbox {
     pub fn new(slots: usize, room: usize) -> Self {
         Self {
             tokens: vec![Vec::new(); slots],
-            text: vec![String::new(); slots],
+            said: vec![Said::default(); slots],
             logprobs: vec![Vec::new(); slots],
             queue: VecDeque::new(),
             room,
@@ -38,7 +39,7 @@ impl Outbox {
 
     /// Bytes of [`Self::new`], and of five events of every slot that wait.
     pub fn bytes_for(slots: usize) -> usize {
-        let delta = size_of::<Vec<TokenId>>() + size_of::<String>() + size_of::<Vec<TokenLogprob>>();
+        let delta = size_of::<Vec<TokenId>>() + size_of::<Said>() + size_of::<Vec<TokenLogprob>>();
         slots * (delta + 5 * size_of::<Event>())
     }
 
@@ -65,13 +66,13 @@ impl Outbox {
     /// Moves a slot's delta, if it has one, to the queue.
     pub fn close_delta(&mut self, slot: Slot, ticket: Ticket) {
         let s = slot.index();
-        if self.tokens[s].is_empty() && self.text[s].is_empty() {
+        if self.tokens[s].is_empty() && self.said[s].is_empty() {
             return;
         }
         self.queue.push_back(Event::Delta {
             ticket,
             tokens: std::mem::take(&mut self.tokens[s]),
-            text: std::mem::take(&mut self.text[s]),
+            said: std::mem::take(&mut self.said[s]),
             logprobs: std::mem::take(&mut self.logprobs[s]),
         });
     }
@@ -81,18 +82,19 @@ impl Outbox {
     pub fn take_back(&mut self, slot: Slot, ticket: Ticket) {
         let s = slot.index();
         self.logprobs[s].clear();
-        let (mut tokens, mut text) = (Vec::new(), String::new());
+        let (mut tokens, mut said) = (Vec::new(), Said::default());
         self.queue.retain_mut(|event| {
-            if let Event::Delta { ticket: whose, tokens: said, text: released, .. } = event
+            if let Event::Delta { ticket: whose, tokens: sent, said: released, .. } = event
                 && *whose == ticket
             {
-                tokens.append(said);
-                text.push_str(released);
+                tokens.append(sent);
+                said.append(released);
             }
             event.ticket() != ticket
         });
         self.tokens[s].splice(..0, tokens);
-        self.text[s].insert_str(0, &text);
+        said.append(&self.said[s]);
+        self.said[s] = said;
     }
 
     /// The oldest event.

@@ -1,12 +1,16 @@
 //! output: the output state of each row, at the level of bytes. Started by admit, written by commit alone after
 //! that; copied by a slot fork.
 //!
-//! Bytes of committed tokens go in; whole characters come out. Held back are a tail that may become a stop string and
-//! the first bytes of a character. The text is cut exactly before a stop string, wherever token borders lie; the one
-//! that is complete first wins, the longest of those complete at the same byte.
+//! Bytes of committed tokens go in; whole characters come out, and whose channel they are. Held back are a tail that may
+//! become a stop string or stand before a call block, and the first bytes of a character. The text is cut exactly before
+//! a stop string, wherever token borders lie; the one that is complete first wins, the longest of those complete at the
+//! same byte. Stop strings are looked for in content alone.
+
+use std::sync::Arc;
 
 use crate::api::Stop;
-use crate::ids::Slot;
+use crate::channels::{Channel, Markers, Said};
+use crate::ids::{Slot, TokenId};
 
 /// The table: one output state per slot.
 #[derive(Debug)]
@@ -15,75 +19,205 @@ pub struct Outputs {
     pub state: Vec<Output>,
     /// Per slot: end and control tokens are shown.
     pub show_special: Vec<bool>,
+    /// Per slot: the borders of channels, where the request wants them told apart.
+    pub markers: Vec<Option<Arc<Markers>>>,
 }
 
 impl Outputs {
     /// Empty states.
     pub fn new(slots: usize) -> Self {
-        Self { state: vec![Output::default(); slots], show_special: vec![false; slots] }
+        let markers = vec![None; slots];
+        Self { state: vec![Output::default(); slots], show_special: vec![false; slots], markers }
     }
 
-    /// Bytes of [`Self::new`]; what is held back of a text is a stop string at most.
+    /// Bytes of [`Self::new`]; what is held back of a text is a stop string at most, or newlines. Markers are the
+    /// requests' own.
     pub fn bytes_for(slots: usize) -> usize {
-        slots * (size_of::<Output>() + size_of::<bool>())
+        slots * (size_of::<Output>() + size_of::<bool>() + size_of::<Option<Arc<Markers>>>())
     }
 
     /// Starts a row.
-    pub fn start(&mut self, slot: Slot, show_special: bool) {
-        self.state[slot.index()].held.clear();
-        self.show_special[slot.index()] = show_special;
+    pub fn start(&mut self, slot: Slot, show_special: bool, markers: Option<Arc<Markers>>) {
+        let s = slot.index();
+        self.state[s].start(markers.as_deref());
+        self.show_special[s] = show_special;
+        self.markers[s] = markers;
     }
 
     /// Copies a row.
     pub fn copy(&mut self, from: Slot, to: Slot) {
         self.state[to.index()] = self.state[from.index()].clone();
         self.show_special[to.index()] = self.show_special[from.index()];
+        self.markers[to.index()] = self.markers[from.index()].clone();
+    }
+
+    /// Takes a token of a row, see [`Output::token`].
+    pub fn token(
+        &mut self,
+        slot: Slot,
+        token: TokenId,
+        bytes: &[u8],
+        stop: &Stop,
+        obey: bool,
+        said: &mut Said,
+    ) -> Option<u32> {
+        let s = slot.index();
+        self.state[s].token(token, bytes, self.markers[s].as_deref(), stop, obey, said)
+    }
+
+    /// Whether the next token of a row is one of thinking.
+    pub fn thinks(&self, slot: Slot) -> bool {
+        self.state[slot.index()].channel == Channel::Reasoning
     }
 }
 
-/// What one row holds back.
+/// What one row holds back, and where it is.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Output {
+    /// Bytes of `channel` that are not certain yet.
     held: Vec<u8>,
+    channel: Channel,
+    /// Channels are told apart.
+    marked: bool,
+    /// Newlines that come now stand between two channels.
+    gap: bool,
+    /// What is held may turn out to be a call block without a marker.
+    opening: bool,
+    /// Call blocks begun.
+    calls: u32,
 }
 
 impl Output {
-    /// Takes the bytes of one token and appends what is certain to `text`. Returns the index of the stop string that
+    fn start(&mut self, markers: Option<&Markers>) {
+        self.held.clear();
+        let opening = markers.is_some_and(|m| !m.openings.is_empty());
+        let (channel, marked) = (markers.map_or(Channel::Content, Markers::first), markers.is_some());
+        *self = Self { held: std::mem::take(&mut self.held), channel, marked, gap: false, opening, calls: 0 };
+    }
+
+    /// Takes a token that shows `bytes` and appends what is certain to `said`. Returns the index of the stop string that
     /// ended the text; nothing may follow then. With `obey` off a complete stop string is plain text.
-    pub fn push(&mut self, bytes: &[u8], stop: &Stop, obey: bool, text: &mut String) -> Option<u32> {
+    pub fn token(
+        &mut self,
+        token: TokenId,
+        bytes: &[u8],
+        markers: Option<&Markers>,
+        stop: &Stop,
+        obey: bool,
+        said: &mut Said,
+    ) -> Option<u32> {
+        if let Some(next) = markers.and_then(|m| m.follow(self.channel, token, self.calls)) {
+            self.turn(next, bytes, said);
+            return None;
+        }
         for &byte in bytes {
-            self.held.push(byte);
-            if !obey {
-                continue;
-            }
-            let complete = stop
-                .strings
-                .iter()
-                .enumerate()
-                .filter(|(_, s)| !s.is_empty() && self.held.ends_with(s))
-                .max_by_key(|(i, s)| (s.len(), std::cmp::Reverse(*i)));
-            if let Some((i, s)) = complete {
-                if !stop.include {
-                    self.held.truncate(self.held.len() - s.len());
-                }
-                self.finish(text);
-                return Some(i as u32);
+            if let Some(hit) = self.byte(byte, markers, stop, obey, said) {
+                return Some(hit);
             }
         }
-        let certain = self.held.len() - self.possible_stop(stop);
-        let taken = decode(&self.held[..certain], false, text);
-        self.held.drain(..taken);
+        let held = match self.opening {
+            true => self.held.len(),
+            false => self.possible_stop(stop).max(if markers.is_some_and(|m| m.call.is_some()) {
+                self.newlines()
+            } else {
+                0
+            }),
+        };
+        self.release(self.held.len() - held, false, said);
         None
     }
 
     /// Nothing follows: releases all that is held; a cut character becomes U+FFFD.
-    pub fn finish(&mut self, text: &mut String) {
-        decode(&self.held, true, text);
+    pub fn finish(&mut self, said: &mut Said) {
+        self.release(self.held.len(), true, said);
         self.held.clear();
+    }
+
+    fn byte(&mut self, byte: u8, markers: Option<&Markers>, stop: &Stop, obey: bool, said: &mut Said) -> Option<u32> {
+        if self.gap && byte == b'\n' {
+            self.say(Channel::Gap, "\n", said);
+            return None;
+        }
+        self.gap = false;
+        self.held.push(byte);
+        if self.opening && self.channel == Channel::Content {
+            match markers.and_then(|m| m.opens(&self.held)) {
+                None => {}
+                Some(true) => {
+                    self.opening = false;
+                    self.channel = Channel::Call(self.calls);
+                    self.calls += 1;
+                }
+                Some(false) => {
+                    // Content after all: stop strings are looked for from its first byte on.
+                    self.opening = false;
+                    let content = std::mem::take(&mut self.held);
+                    return content.into_iter().find_map(|byte| self.byte(byte, markers, stop, obey, said));
+                }
+            }
+            return None;
+        }
+        if !obey || self.channel != Channel::Content {
+            return None;
+        }
+        let complete = stop
+            .strings
+            .iter()
+            .enumerate()
+            .filter(|(_, s)| !s.is_empty() && self.held.ends_with(s))
+            .max_by_key(|(i, s)| (s.len(), std::cmp::Reverse(*i)));
+        let (i, s) = complete?;
+        if !stop.include {
+            self.held.truncate(self.held.len() - s.len());
+        }
+        self.finish(said);
+        Some(i as u32)
+    }
+
+    /// A marker ends this channel and begins `next`.
+    fn turn(&mut self, next: Channel, bytes: &[u8], said: &mut Said) {
+        let calls = matches!(next, Channel::Call(_));
+        // What stands between an answer and a call is the template's habit and no part of either.
+        let gap = if calls { self.newlines() } else { 0 };
+        self.release(self.held.len() - gap, true, said);
+        self.say(Channel::Gap, &"\n".repeat(gap), said);
+        self.held.clear();
+        self.say(Channel::Marker, &String::from_utf8_lossy(bytes), said);
+        self.calls += u32::from(calls);
+        self.gap = next == Channel::Content;
+        self.opening &= !calls;
+        self.channel = next;
+    }
+
+    /// Releases the first `certain` bytes held, but for a cut character at their end; with `last` that too.
+    fn release(&mut self, certain: usize, last: bool, said: &mut Said) {
+        let from = said.text.len();
+        let taken = decode(&self.held[..certain], last, &mut said.text);
+        self.held.drain(..taken);
+        if self.marked {
+            said.mark(self.channel, from);
+        }
+    }
+
+    fn say(&self, channel: Channel, text: &str, said: &mut Said) {
+        let from = said.text.len();
+        said.text.push_str(text);
+        said.mark(channel, from);
+    }
+
+    /// Newlines at the end of what is held.
+    fn newlines(&self) -> usize {
+        if matches!(self.channel, Channel::Call(_)) {
+            return 0;
+        }
+        self.held.iter().rev().take_while(|b| **b == b'\n').count()
     }
 
     /// Length of the longest held tail that is the beginning of a stop string.
     fn possible_stop(&self, stop: &Stop) -> usize {
+        if self.channel != Channel::Content {
+            return 0;
+        }
         let longest = |s: &Vec<u8>| {
             let most = s.len().saturating_sub(1).min(self.held.len());
             (1..=most).rev().find(|&n| self.held.ends_with(&s[..n])).unwrap_or(0)
@@ -131,17 +265,18 @@ mod tests {
     fn run(pieces: &[&[u8]], stop: &Stop) -> (String, Option<u32>) {
         let (mut output, mut deltas) = (Output::default(), Vec::new());
         for p in pieces {
-            let mut text = String::new();
-            let hit = output.push(p, stop, true, &mut text);
-            deltas.push(text);
+            let mut said = Said::default();
+            let hit = output.token(TokenId(0), p, None, stop, true, &mut said);
+            assert!(said.runs.is_empty(), "nobody asked");
+            deltas.push(said.text);
             if hit.is_some() {
                 assert_eq!(output, Output::default(), "nothing is held after the end");
                 return (deltas.join("|"), hit);
             }
         }
-        let mut text = String::new();
-        output.finish(&mut text);
-        deltas.push(text);
+        let mut said = Said::default();
+        output.finish(&mut said);
+        deltas.push(said.text);
         (deltas.join("|"), None)
     }
 
@@ -221,9 +356,106 @@ mod tests {
     #[test]
     fn before_min_tokens_a_stop_string_is_text() {
         let stop = Stop { strings: vec![b"ab".to_vec()], ..Stop::default() };
-        let (mut output, mut text) = (Output::default(), String::new());
-        assert_eq!(output.push(b"ab", &stop, false, &mut text), None);
-        assert_eq!(output.push(b"cab", &stop, true, &mut text), Some(0));
-        assert_eq!(text, "abc");
+        let (mut output, mut said) = (Output::default(), Said::default());
+        assert_eq!(output.token(TokenId(0), b"ab", None, &stop, false, &mut said), None);
+        assert_eq!(output.token(TokenId(0), b"cab", None, &stop, true, &mut said), Some(0));
+        assert_eq!(said.text, "abc");
+    }
+
+    const THINK: u32 = 1;
+    const THOUGHT: u32 = 2;
+    const CALL: u32 = 3;
+    const CALLED: u32 = 4;
+
+    fn markers(thinks: bool, openings: &[&str]) -> Markers {
+        Markers {
+            thinks,
+            reasoning: Some((TokenId(THINK), TokenId(THOUGHT))),
+            call: Some((TokenId(CALL), Some(TokenId(CALLED)))),
+            openings: openings.iter().map(|s| s.as_bytes().to_vec()).collect(),
+        }
+    }
+
+    /// Feeds a text in which `<`, `>`, `[` and `]` are the markers, cut into tokens of `size` bytes, and returns its
+    /// parts as `R:..|M:..`, with the stop string that ended it.
+    fn channels(text: &str, markers: &Markers, stops: &[&str], size: usize) -> (String, Option<u32>) {
+        let stop = Stop { strings: stops.iter().map(|s| s.as_bytes().to_vec()).collect(), ..Stop::default() };
+        let (mut output, mut said) = (Output::default(), Said::default());
+        output.start(Some(markers));
+        let mark = |b: u8| b"<>[]".iter().position(|m| *m == b);
+        let mut tokens: Vec<(u32, Vec<u8>)> = Vec::new();
+        for byte in text.bytes() {
+            match (mark(byte), tokens.last_mut()) {
+                (Some(m), _) => tokens.push((m as u32 + 1, vec![byte])),
+                (None, Some((0, piece))) if piece.len() < size => piece.push(byte),
+                (None, _) => tokens.push((0, vec![byte])),
+            }
+        }
+        for (id, piece) in tokens {
+            // What a tick has said is sent, and appended to what was.
+            let mut news = Said::default();
+            let hit = output.token(TokenId(id), &piece, Some(markers), &stop, true, &mut news);
+            said.append(&news);
+            if hit.is_some() {
+                return (shown(&said), hit);
+            }
+        }
+        output.finish(&mut said);
+        (shown(&said), None)
+    }
+
+    fn shown(said: &Said) -> String {
+        let name = |channel| match channel {
+            Channel::Reasoning => "R".to_owned(),
+            Channel::Content => "C".to_owned(),
+            Channel::Call(n) => n.to_string(),
+            Channel::Marker => "M".to_owned(),
+            Channel::Gap => "G".to_owned(),
+        };
+        let parts: Vec<String> = said.parts().map(|(c, text)| format!("{}:{text}", name(c))).collect();
+        assert_eq!(said.parts().map(|(_, text)| text).collect::<String>(), said.text);
+        parts.join("|").replace('\n', "~")
+    }
+
+    #[test]
+    fn markers_tell_the_channels_apart() {
+        let check = |text: &str, thinks: bool, stops: &[&str], parts: &str, hit: Option<u32>| {
+            for size in 1..6 {
+                let found = channels(text, &markers(thinks, &[]), stops, size);
+                assert_eq!(found, (parts.to_owned(), hit), "{text:?} by {size}");
+            }
+        };
+        check(
+            "<plan>\n\nOk.\n[x\n]\n[y]",
+            false,
+            &[],
+            "M:<|R:plan|M:>|G:~~|C:Ok.|G:~|M:[|0:x~|M:]|G:~|M:[|1:y|M:]",
+            None,
+        );
+        check("plan\n>\n\nOk\n\n", true, &[], "R:plan~|M:>|G:~~|C:Ok~~", None);
+        // A call inside of thinking ends that; a call inside of a call, too.
+        check("plan\n[x[y]z", true, &[], "R:plan|G:~|M:[|0:x|M:[|1:y|M:]|C:z", None);
+        // Markers that mean nothing where they stand are text.
+        check("a>b]c", false, &[], "C:a>b]c", None);
+        check("[<>]", false, &[], "M:[|0:<>|M:]", None);
+        // Stop strings are content's: not thinking's, not a call's, not the gap's, and not across channels.
+        check("<END>\n\nxEND", false, &["END", "\n\n"], "M:<|R:END|M:>|G:~~|C:x", Some(0));
+        check("[END]aEN<D>END", false, &["END"], "M:[|0:END|M:]|C:aEN|M:<|R:D|M:>", Some(0));
+        // A character that a marker cuts off.
+        check("a\u{e9}[x", false, &[], "C:a\u{e9}|M:[|0:x", None);
+    }
+
+    #[test]
+    fn a_call_without_a_marker_is_known_by_its_opening() {
+        let llama = |text: &str, stops: &[&str]| {
+            let found: Vec<_> =
+                (1..9).map(|size| channels(text, &markers(false, &["{\"name\":\"ls\""]), stops, size)).collect();
+            assert!(found.iter().all(|f| *f == found[0]), "{found:?}");
+            found[0].clone()
+        };
+        assert_eq!(llama("{\"name\": \"ls\", 1}", &["ls"]).0, "0:{\"name\": \"ls\", 1}");
+        assert_eq!(llama("{\"name\": \"rm\", 1}", &["rm"]), ("C:{\"name\": \"".to_owned(), Some(0)));
+        assert_eq!(llama("{\"name\"", &[]).0, "C:{\"name\"");
+        assert_eq!(llama("Ok {\"name\": \"ls\"}", &[]).0, "C:Ok {\"name\": \"ls\"}");
     }
 }

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use crossbeam::channel::{self, Receiver, RecvTimeoutError, Sender};
 use engine::api::{AdmitError, Command, Event, Finish, Report, Speculation, Strategy, Submission, TokenLogprob};
+use engine::channels::Said;
 use engine::ids::{RequestId, Slot, Ticket, TokenId};
 use engine_bin::menu::{BUILT_IN, Menu};
 use engine_bin::serve::{
@@ -40,6 +41,11 @@ static SLOW_TEXTS_GO: (Mutex<Vec<&str>>, Condvar) = (Mutex::new(Vec::new()), Con
 pub fn let_slow_texts_go(beginning: &'static str) {
     SLOW_TEXTS_GO.0.lock().unwrap().push(beginning);
     SLOW_TEXTS_GO.1.notify_all();
+}
+
+/// A text whose channels nobody has asked for.
+fn said(text: String) -> Said {
+    Said { text, runs: Vec::new() }
 }
 
 pub fn ids(text: &str) -> Vec<TokenId> {
@@ -147,7 +153,7 @@ fn cancelled(ticket: Ticket, prompt_tokens: u64, completion_tokens: u64) -> Even
     let first = completion_tokens.min(1);
     let bonus = completion_tokens - first;
     let report = Report { prompt_tokens, completion_tokens, first, bonus, ..Report::default() };
-    Event::Cancelled { ticket, tokens: ids(&text), text, report: Box::new(report) }
+    Event::Cancelled { ticket, tokens: ids(&text), said: said(text), report: Box::new(report) }
 }
 
 /// The engine's thread.
@@ -226,7 +232,7 @@ fn engine(commands: &Receiver<Command>, events: &Sender<Event>, log: &Mutex<Vec<
         for (ticket, running) in endless.iter_mut().filter(|(_, r)| !r.paused) {
             let text = "x".repeat(2048);
             running.said += text.len() as u64;
-            let delta = Event::Delta { ticket: *ticket, tokens: ids(&text), text, logprobs: Vec::new() };
+            let delta = Event::Delta { ticket: *ticket, tokens: ids(&text), said: said(text), logprobs: Vec::new() };
             events.send(delta).unwrap();
         }
     }
@@ -245,7 +251,7 @@ fn say(submission: &Submission, texts: Vec<(String, Vec<TokenId>)>, finish: Fini
         completion += tokens.len() as u64;
         let logprob = |t: &TokenId| TokenLogprob { token: *t, logprob: -0.5, top: vec![(*t, -0.5)] };
         let logprobs = if submission.logprobs.is_some() { tokens.iter().map(logprob).collect() } else { Vec::new() };
-        events.send(Event::Delta { ticket, tokens, text, logprobs }).unwrap();
+        events.send(Event::Delta { ticket, tokens, said: said(text), logprobs }).unwrap();
     }
     let report = Report {
         prompt_tokens: submission.prompt.len() as u64,
