@@ -4,4 +4,5 @@ pub mod drive;
 pub mod edits;
 pub mod fixtures;
 pub mod memory;
+pub mod scripted;
 pub mod toy;

@@ -20,9 +20,19 @@ impl GgufText {
     /// # Errors
     /// A template that this program cannot follow exactly.
     pub fn new(tokenizer: Arc<Tokenizer>) -> Result<Self, TemplateError> {
-        let compile = |source: &str| ChatTemplate::new(source, &tokenizer, TemplateLimits::default());
-        let template = tokenizer.chat_template().map(compile).transpose()?;
-        Ok(Self { tokenizer, template })
+        match tokenizer.chat_template().map(str::to_owned) {
+            Some(source) => Self::with_template(tokenizer, &source),
+            None => Ok(Self { tokenizer, template: None }),
+        }
+    }
+
+    /// With another template than the file's own.
+    ///
+    /// # Errors
+    /// A template that this program cannot follow exactly.
+    pub fn with_template(tokenizer: Arc<Tokenizer>, source: &str) -> Result<Self, TemplateError> {
+        let template = ChatTemplate::new(source, &tokenizer, TemplateLimits::default())?;
+        Ok(Self { tokenizer, template: Some(template) })
     }
 
     /// Whether a token is more than its text.

@@ -1,6 +1,7 @@
 //! The server through its sockets: a scripted engine for what is about HTTP, the built-in model for the rest.
 
 mod canary;
+mod channels;
 pub mod client;
 mod errors;
 mod fake;

@@ -327,8 +327,8 @@ fn tools_are_rendered_and_answers_stay_content() {
     assert!(answer["choices"][0]["message"]["content"].is_string());
     // What would have to be enforced is refused, and says what can be asked for instead.
     let one = json!({"type": "function", "function": {"name": "read_file"}});
-    let some = json!({"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": []}});
-    for choice in [json!("required"), one, some] {
+    let some = json!({"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [one]}});
+    for choice in [json!("required"), one.clone(), some] {
         let answer = ask(shared(), "/v1/chat/completions", &body(json!({"tools": tools, "tool_choice": choice})));
         let error = &answer.json()["error"];
         assert_eq!((answer.status, &error["code"]), (400, &json!("unsupported_value")), "{choice}");
