@@ -9,7 +9,7 @@ use crate::serve::http::head::Framing;
 use crate::serve::http::{Head, Method, Reply};
 use crate::serve::link::{Shared, State};
 use crate::serve::routes::Route;
-use crate::serve::{info, limits};
+use crate::serve::{info, limits, openapi};
 
 /// What a head leads to.
 pub(crate) enum Decision {
@@ -104,6 +104,7 @@ impl Gate<'_> {
                 },
             },
             Route::Version => Ok(Reply::json(200, &info::version())),
+            Route::OpenApi => Ok(Reply::json(200, &openapi::document())),
             Route::Metrics => {
                 let text = self.shared.metrics.lock().render(state == State::Serving);
                 Ok(Reply::text(200, "text/plain; version=0.0.4; charset=utf-8", text))

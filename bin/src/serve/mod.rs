@@ -33,6 +33,7 @@ pub mod local;
 mod messages;
 mod metrics;
 mod model;
+mod openapi;
 mod params;
 mod parts;
 mod random;

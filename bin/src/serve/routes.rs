@@ -14,6 +14,7 @@ pub(crate) enum Route {
     Models,
     Model(String),
     Metrics,
+    OpenApi,
     Chat,
     Completions,
     Tokenize,
@@ -30,6 +31,7 @@ impl Route {
             Self::Version => "/version",
             Self::Models | Self::Model(_) => "/v1/models",
             Self::Metrics => "/metrics",
+            Self::OpenApi => "/openapi.json",
             Self::Chat => "/v1/chat/completions",
             Self::Completions => "/v1/completions",
             Self::Tokenize => "/tokenize",
@@ -45,7 +47,7 @@ impl Route {
 
     /// Whether a key is asked for where keys are configured.
     pub(crate) fn needs_key(&self) -> bool {
-        !matches!(self, Self::Health | Self::Ready | Self::Live | Self::Version | Self::Metrics)
+        !matches!(self, Self::Health | Self::Ready | Self::Live | Self::Version | Self::Metrics | Self::OpenApi)
     }
 
     /// 405 unless the method fits.
@@ -68,6 +70,7 @@ const TABLE: &[(&str, Route)] = &[
     ("/v1/models", Route::Models),
     ("/models", Route::Models),
     ("/metrics", Route::Metrics),
+    ("/openapi.json", Route::OpenApi),
     ("/v1/chat/completions", Route::Chat),
     ("/chat/completions", Route::Chat),
     ("/v1/completions", Route::Completions),
