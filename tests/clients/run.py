@@ -95,6 +95,13 @@ def main():
     for name, flags in models:
         with server(TARGET / "engine-serve", "--port", "0", *flags) as address:
             script("protocol.py", address, python)
+    # The description, by a tool that makes requests of it: no 500, no answer that it does not allow.
+    with server(TARGET / "engine-serve", "--port", "0", "--ctx-size", "1024") as address:
+        checks = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance"
+        done = subprocess.run([python.parent / "schemathesis", "run", f"{address}/openapi.json", "--max-examples", "20",
+                               "--phases", "examples,coverage,fuzzing", "--seed", "1", "--request-timeout", "60",
+                               "--checks", checks])
+        failed.extend(["schemathesis"] if done.returncode else [])
     print("clients: " + (f"failed: {', '.join(failed)}" if failed else "all passed"))
     return bool(failed)
 

@@ -114,7 +114,8 @@ fn json_answer(description: &str, schema: Value) -> Value {
 fn post(summary: &str, request: Value, answer: Value, stream: bool, statuses: &[&str]) -> Value {
     let mut ok = json_answer("The answer", answer);
     if stream {
-        ok["content"]["text/event-stream"] = json!({"schema": {"type": "string"}});
+        ok["content"]["text/event-stream"] = json!({"schema": {"type": "object", "properties": {"data": {"type": "string"}},
+            "required": ["data"]}});
     }
     let mut responses = Map::from_iter([("200".to_owned(), ok)]);
     for status in statuses {
