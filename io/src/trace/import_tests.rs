@@ -212,6 +212,25 @@ fn a_folder_is_walked_and_what_is_no_recording_is_named() {
 }
 
 #[test]
+fn links_lead_to_a_file_once_and_never_round() {
+    let dir = folder(&[("a/chats.jsonl", OPENAI), ("b/run.traj", SWE_AGENT)]);
+    let link = |to: &str, name: &str| std::os::unix::fs::symlink(to, dir.path().join(name)).expect("a link");
+    // Two ways round from the same folder: a walk that follows them doubles with every level.
+    link("..", "a/up");
+    link("../b", "a/next");
+    link("../a", "b/back");
+    link("chats.jsonl", "a/same.jsonl");
+    link("nowhere", "a/lost");
+    let found = load(&[dir.path().to_owned()], None).expect("reads");
+    let sessions = |found: &Found| found.traces.iter().map(|trace| trace.sessions.len()).sum::<usize>();
+    assert_eq!(found.traces.len(), 2, "{:?}", found.traces.iter().map(|t| &t.path).collect::<Vec<_>>());
+    assert!(found.passed_over.is_empty());
+    // Whoever names a folder twice means it.
+    let twice = load(&[dir.path().join("a"), dir.path().join("a")], None).expect("reads");
+    assert_eq!(sessions(&twice), 2 * sessions(&found));
+}
+
+#[test]
 fn what_cannot_be_read_is_refused_by_place() {
     let refused = |name: &str, text: &str, format: Option<Format>, expected: &[&str]| {
         let dir = folder(&[(name, text)]);

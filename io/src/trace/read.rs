@@ -3,9 +3,10 @@
 //! A folder is walked, in the order of names; files in it that are no recordings (licences, say) are passed over and
 //! named. A file that is asked for by name has to be one.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::fs;
 use std::io::{BufReader, Read as _};
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
@@ -17,8 +18,6 @@ use super::{Session, TraceError, aider, jsonl, openai, openhands, swe_agent, tau
 
 /// A document beyond this is refused; of JSON lines it is the limit of each.
 pub const DOCUMENT_BYTES_MAX: usize = jsonl::LINE_BYTES_MAX;
-/// Folders within folders.
-const DEPTH_MAX: usize = 32;
 
 /// What wrote a recording.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -102,7 +101,7 @@ pub fn load(paths: &[PathBuf], format: Option<Format>) -> Result<Found, TraceErr
         let mut files = Vec::new();
         let folder = path.is_dir();
         if folder {
-            walk(path, 0, &mut files)?;
+            walk(path, &mut HashSet::new(), &mut files)?;
         } else {
             files.push(path.clone());
         }
@@ -125,8 +124,13 @@ pub fn load(paths: &[PathBuf], format: Option<Format>) -> Result<Found, TraceErr
     Ok(found)
 }
 
-/// The files under a folder, in the order of their names.
-fn walk(dir: &Path, depth: usize, files: &mut Vec<PathBuf>) -> Result<(), TraceError> {
+/// The files under a folder, in the order of their names. What links lead to a second time is `seen` already: a link back
+/// up would lead round and round, and sessions that are read twice would count twice.
+fn walk(dir: &Path, seen: &mut HashSet<(u64, u64)>, files: &mut Vec<PathBuf>) -> Result<(), TraceError> {
+    let stat = fs::metadata(dir).map_err(TraceError::io(dir, "examine it"))?;
+    if !seen.insert((stat.dev(), stat.ino())) {
+        return Ok(());
+    }
     let entries = fs::read_dir(dir).map_err(TraceError::io(dir, "list it"))?;
     let mut paths = Vec::new();
     for entry in entries {
@@ -134,10 +138,11 @@ fn walk(dir: &Path, depth: usize, files: &mut Vec<PathBuf>) -> Result<(), TraceE
     }
     paths.sort();
     for path in paths {
-        // A link back up would lead round and round.
-        if path.is_dir() && depth < DEPTH_MAX {
-            walk(&path, depth + 1, files)?;
-        } else if path.is_file() {
+        // Links to nothing, pipes and the like are no recordings.
+        let Ok(stat) = fs::metadata(&path) else { continue };
+        if stat.is_dir() {
+            walk(&path, seen, files)?;
+        } else if stat.is_file() && seen.insert((stat.dev(), stat.ino())) {
             files.push(path);
         }
     }
