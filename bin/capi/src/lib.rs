@@ -110,7 +110,7 @@ pub unsafe extern "C" fn slipstream_submit(handle: u64, request: *const Request,
         let named = if endpoint == Endpoint::Tokens as u32 {
             engine.submit_tokens(tokens, json)?
         } else if tokens.is_empty() {
-            engine.submit(to(endpoint)?, json.to_vec())?
+            engine.submit(to(endpoint)?, json)?
         } else {
             return Err(Failure::argument("tokens are for SLIPSTREAM_ENDPOINT_TOKENS alone"));
         };

@@ -161,6 +161,25 @@ fn what_cannot_be_meant_is_refused() {
 }
 
 #[test]
+fn what_is_too_long_is_refused_before_it_is_copied() {
+    const HUGE: usize = 1 << 40;
+    let handle = open(SMALL).unwrap();
+    // Readable to its end, and more than any machine can copy: a copy would end the process.
+    let room = memmap2::MmapOptions::new().len(HUGE).no_reserve_swap().map_anon().unwrap();
+    let json = Request { json: room.as_ptr().cast(), json_len: HUGE, ..request(Endpoint::Chat as u32, "") };
+    let tokens = Request {
+        tokens: room.as_ptr().cast(),
+        tokens_len: HUGE / size_of::<u32>(),
+        ..request(Endpoint::Tokens as u32, "")
+    };
+    for long in [json, tokens] {
+        assert_eq!(submit(handle, &long), Err(Status::Argument));
+        assert!(last_error().contains("larger than"), "{}", last_error());
+    }
+    assert_eq!(slipstream_close(handle), Status::Ok);
+}
+
+#[test]
 fn an_event_that_does_not_fit_stays() {
     let handle = open(SMALL).unwrap();
     let body = request(Endpoint::Completions as u32, r#"{"prompt": "x", "max_tokens": 3, "return_token_ids": true}"#);

@@ -220,11 +220,9 @@ impl Engine {
     ///
     /// # Errors
     /// [`CallError`].
-    pub fn submit(&self, endpoint: Endpoint, body: Vec<u8>) -> Result<u64, CallError> {
-        let most = limits::body_bytes(self.n_ctx);
-        if body.len() > most {
-            return Err(CallError::Argument(ApiError::too_large(most).message));
-        }
+    pub fn submit(&self, endpoint: Endpoint, body: &[u8]) -> Result<u64, CallError> {
+        // Before anything is copied: a host must not run out of memory for what is refused.
+        self.fits(body.len())?;
         let mut state = self.desk.state.lock();
         state.check()?;
         let shared = &self.desk.shared;
@@ -238,7 +236,7 @@ impl Engine {
             return Err(CallError::Full(format!("{most} requests are open; poll their events, then try again")));
         };
         shared.bodies_more(body.len());
-        let body = Body::new(body, Arc::clone(shared));
+        let body = Body::new(body.to_vec(), Arc::clone(shared));
         let (route, received) = (endpoint.route(), Instant::now());
         let request = Request { exchange: exchange(id), route, body, received, session: None };
         if to_text.send(ToText::Request(Box::new(request))).is_err() {
@@ -254,6 +252,8 @@ impl Engine {
     /// # Errors
     /// [`CallError`].
     pub fn submit_tokens(&self, tokens: &[u32], options: &[u8]) -> Result<u64, CallError> {
+        // An id takes a digit and a comma at least.
+        self.fits(options.len().saturating_add(tokens.len().saturating_mul(2)))?;
         let map = if options.is_empty() { Ok(Default::default()) } else { parse_object(options) };
         let mut map = map.map_err(|error| CallError::Argument(format!("options: {}", error.message)))?;
         if map.insert("prompt".to_owned(), tokens.into()).is_some() {
@@ -262,7 +262,16 @@ impl Engine {
         for field in ["stream", "return_token_ids"] {
             map.entry(field).or_insert(Value::Bool(true));
         }
-        self.submit(Endpoint::Completions, serde_json::to_vec(&map).expect("a JSON map serialises"))
+        self.submit(Endpoint::Completions, &serde_json::to_vec(&map).expect("a JSON map serialises"))
+    }
+
+    /// Whether a body of so many bytes may be a request.
+    fn fits(&self, bytes: usize) -> Result<(), CallError> {
+        let most = limits::body_bytes(self.n_ctx);
+        match bytes > most {
+            true => Err(CallError::Argument(ApiError::too_large(most).message)),
+            false => Ok(()),
+        }
     }
 
     /// Hands out events in order, of one request, or of all with their pages, until none is left or one is given back;

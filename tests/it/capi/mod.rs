@@ -27,7 +27,7 @@ fn small() -> Engine {
 }
 
 fn submit(engine: &Engine, endpoint: Endpoint, body: &Value) -> u64 {
-    engine.submit(endpoint, body.to_string().into_bytes()).unwrap()
+    engine.submit(endpoint, body.to_string().as_bytes()).unwrap()
 }
 
 /// All events of a request, the last included.
@@ -101,7 +101,7 @@ fn answers_are_those_of_the_daemon() {
         assert_eq!(timeless(parsed(answer)), timeless(over_http.json()), "{path}");
     }
     // What is not JSON at all is an error like any other.
-    let id = engine.submit(Endpoint::Chat, b"\xff{".to_vec()).unwrap();
+    let id = engine.submit(Endpoint::Chat, b"\xff{").unwrap();
     let events = finish(&engine, id);
     assert_eq!((events.len(), events[0].kind, events[0].status), (1, Kind::Error, 400));
 }
@@ -248,7 +248,7 @@ fn a_close_ends_what_waits() {
         assert!(matches!(poll.join().unwrap(), Err(CallError::Closed) | Ok(0)));
     }
     engine.close();
-    assert_eq!(engine.submit(Endpoint::Chat, Vec::new()), Err(CallError::Closed));
+    assert_eq!(engine.submit(Endpoint::Chat, b""), Err(CallError::Closed));
     assert_eq!(engine.cancel(id), Err(CallError::Closed));
     assert_eq!(engine.stats().unwrap_err(), CallError::Closed);
 }
@@ -259,7 +259,7 @@ fn requests_are_bounded() {
     let body = json!({"content": "x"}).to_string().into_bytes();
     let mut accepted = Vec::new();
     let refused = loop {
-        match engine.submit(Endpoint::Tokenize, body.clone()) {
+        match engine.submit(Endpoint::Tokenize, &body) {
             Ok(id) => accepted.push(id),
             Err(error) => break error,
         }
@@ -268,8 +268,8 @@ fn requests_are_bounded() {
     assert!(matches!(&refused, CallError::Full(text) if text.contains("258")), "{refused}");
     assert_eq!(accepted.len(), 258, "256 beside two slots");
     finish(&engine, accepted[7]);
-    engine.submit(Endpoint::Tokenize, body).unwrap();
-    let error = engine.submit(Endpoint::Chat, vec![b' '; 40 << 20]).unwrap_err();
+    engine.submit(Endpoint::Tokenize, &body).unwrap();
+    let error = engine.submit(Endpoint::Chat, &vec![b' '; 40 << 20]).unwrap_err();
     assert!(matches!(error, CallError::Argument(_)), "{error}");
 }
 
@@ -331,7 +331,7 @@ fn an_engine_that_ends_by_itself_says_why() {
         }
     };
     assert!(why.contains("changing.gguf"), "{why}");
-    assert!(matches!(engine.submit(Endpoint::Chat, b"{}".to_vec()), Err(CallError::Dead(_))));
+    assert!(matches!(engine.submit(Endpoint::Chat, b"{}"), Err(CallError::Dead(_))));
     assert!(matches!(engine.poll(None, Duration::MAX, &mut |_| Ok(())), Err(CallError::Dead(_))));
     engine.close();
 }
