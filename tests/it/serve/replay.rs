@@ -230,7 +230,8 @@ fn an_arm_that_differs_is_void() {
         let second = text_of(submission).contains("two");
         Script::Say(vec![if drafts && second { "good bay" } else { "good day" }], Finish::EndToken(END))
     });
-    let turns = vec![Turn::new(Role::User, "one"), Turn::output("x"), Turn::new(Role::User, "two"), Turn::output("y")];
+    let said = |text: &str| Turn::output(text.repeat(9));
+    let turns = vec![Turn::new(Role::User, "one"), said("x"), Turn::new(Role::User, "two"), said("y")];
     let (_, arms) = measured(&[task(&session("s7", turns))], &[target("", fake.address())], &options());
     assert_eq!(arms.len(), 2);
     assert_eq!((&arms[0].void, arms[0].speedup), (&None, Some(1.0)));
@@ -240,8 +241,8 @@ fn an_arm_that_differs_is_void() {
     assert_ne!(arms[0].output_sha256, arms[1].output_sha256);
     // The recorded turn is what the conversation went on with.
     let prompts: Vec<String> = fake.submissions().iter().map(text_of).collect();
-    assert_eq!(prompts[1], "user: one\nassistant: x\nuser: two\nassistant: ");
-    assert_eq!(fake.submissions()[1].max_tokens, 1);
+    assert_eq!(prompts[1], "user: one\nassistant: xxxxxxxxx\nuser: two\nassistant: ");
+    assert_eq!(fake.submissions()[1].max_tokens, 9);
 }
 
 #[test]
@@ -255,6 +256,8 @@ fn an_arm_that_no_server_has_is_refused() {
 
 /// What a server says at the end that says no more and does not close.
 const STALLS: &str = "<stalls>";
+/// ... that says nothing of use for ever.
+const DRIPS: &str = "<drips>";
 
 /// A server that is not ours: for every request `answer` gives the bytes, from its path and body.
 fn foreign(answer: impl Fn(&str, &str) -> String + Send + Sync + 'static) -> SocketAddr {
@@ -282,11 +285,16 @@ fn foreign(answer: impl Fn(&str, &str) -> String + Send + Sync + 'static) -> Soc
                 input.read_exact(&mut body).unwrap();
                 let path = head.split(' ').nth(1).unwrap_or_default().to_owned();
                 let bytes = answer(&path, std::str::from_utf8(&body).unwrap());
-                let said = bytes.strip_suffix(STALLS);
+                let stalls = bytes.strip_suffix(STALLS);
+                let drips = bytes.strip_suffix(DRIPS);
                 // A client that wants no more has gone.
-                let _ = (&stream).write_all(said.unwrap_or(&bytes).as_bytes());
-                if said.is_some() {
+                let mut sent = (&stream).write_all(stalls.or(drips).unwrap_or(&bytes).as_bytes());
+                if stalls.is_some() {
                     thread::sleep(super::client::DEADLINE);
+                }
+                while drips.is_some() && sent.is_ok() {
+                    thread::sleep(Duration::from_millis(20));
+                    sent = (&stream).write_all(b": still here\n");
                 }
             });
         }
@@ -314,7 +322,7 @@ const USAGE: &str = r#"{"choices":[],"usage":{"prompt_tokens":11,"completion_tok
 const DONE: &str = "[DONE]";
 
 fn hello_task() -> Task {
-    task(&session("s", vec![Turn::new(Role::User, "hi"), Turn::output("Hello")]))
+    task(&session("s", vec![Turn::new(Role::User, "hi"), Turn::output("Hello, world!")]))
 }
 
 /// Another server stands beside ours in one result: one arm of its own name, measured by the client alone.
@@ -366,6 +374,11 @@ fn what_is_wrong_with_a_server_is_said() {
         ("has no list of choices", stream(&["{}"])),
         ("one choice was asked for", stream(&[second])),
         ("usage is no usage", stream(&[r#"{"choices":[],"usage":{"prompt_tokens":-1}}"#])),
+        ("usage is no usage", stream(&[&USAGE.replace("11", "1099511627776")])),
+        ("usage has 14 completion tokens, and at most 13", stream(&[HEL, LO, STOP, &USAGE.replace(":3", ":14"), DONE])),
+        ("usage has no completion tokens, and 5 bytes", stream(&[HEL, LO, STOP, &USAGE.replace(":3", ":0"), DONE])),
+        // Whatever follows is not waited for, nor kept.
+        ("bytes of text came, and at most 13", stream(&[&HEL.replace("Hel", &"x".repeat(14_000))]) + STALLS),
         ("ended without [DONE]", stream(&[ROLE, HEL, STOP])),
         ("[DONE] came before any finish_reason", stream(&[ROLE, HEL, DONE])),
         ("in the middle of an event", whole),
@@ -421,6 +434,9 @@ fn counters_that_contradict_each_other_fail_the_arm() {
         ("counters contradict", with("/usage/completion_tokens", json!(4))),
         ("off was asked for, and mtp drafted", with("/speculation/effective/strategy", json!("mtp"))),
         ("is no such block", with("/speculation/steps_n", json!("many"))),
+        ("a count is larger", with("/speculation/steps_n", json!(u64::MAX))),
+        ("a count is larger", with("/speculation/width_hist", json!({"18446744073709551615": 2}))),
+        ("counters contradict", with("/timings/cache_n", json!(u64::MAX))),
     ];
     for (expected, last) in cases {
         let last = last.to_string();
@@ -441,8 +457,12 @@ fn counters_that_contradict_each_other_fail_the_arm() {
 #[test]
 fn a_silent_server_is_given_up() {
     let begun = stream(&[ROLE, HEL]) + STALLS;
-    for silence in [STALLS.to_owned(), begun] {
-        let address = foreign(move |path, _| if path == "/v1/models" { models() } else { silence.clone() });
+    // Comments keep a connection open, and say nothing.
+    let kept_open = stream(&[ROLE, HEL]) + DRIPS;
+    let answers = [STALLS.to_owned(), begun, kept_open].map(|answer| (models(), answer));
+    let list = (http("200 OK", "application/json", "{") + DRIPS, String::new());
+    for (models, answer) in answers.into_iter().chain([list]) {
+        let address = foreign(move |path, _| if path == "/v1/models" { models.clone() } else { answer.clone() });
         let options = Options { timeout: Duration::from_millis(300), ..options() };
         let (_, arms) = measured(&[hello_task()], &[target("theirs", address)], &options);
         let failed = arms[0].failed.as_deref().unwrap();
@@ -470,11 +490,11 @@ fn what_is_too_long_for_one_counts_for_none() {
     let long = "x".repeat(300);
     let turns = vec![
         Turn::new(Role::User, "one"),
-        Turn::output("x"),
+        Turn::output("x".repeat(13)),
         Turn::new(Role::User, long.as_str()),
-        Turn::output("y"),
+        Turn::output("y".repeat(13)),
         Turn::new(Role::User, "three"),
-        Turn::output("z"),
+        Turn::output("z".repeat(13)),
     ];
     let targets = [target("", fake.address()), target("big", big), target("small", small)];
     let (lanes, arms) = measured(&[task(&session("s", turns))], &targets, &options());

@@ -9,10 +9,15 @@ use serde_json::{Map, Value};
 use ureq::http::Response;
 use ureq::{Agent, Body};
 
+use super::patience::{Patience, Patient};
 use super::sse::{Events, SseError, short};
 
 /// Longest answer that is not a stream.
 const BODY_BYTES_MAX: u64 = 4 << 20;
+/// Longest text of one token; hardly any has a fourth of that.
+const TOKEN_BYTES_MAX: usize = 1 << 10;
+/// Longest text of an answer, however many tokens were asked for.
+const TEXT_BYTES_MAX: usize = 16 << 20;
 
 /// Why a request has no answer.
 #[derive(Debug, thiserror::Error)]
@@ -74,9 +79,9 @@ impl ClientError {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize)]
 pub struct Usage {
     /// Tokens of the prompt.
-    pub prompt_tokens: u64,
+    pub prompt_tokens: u32,
     /// Tokens of the answer, its end included where the server counts it.
-    pub completion_tokens: u64,
+    pub completion_tokens: u32,
 }
 
 /// An answer and when it came.
@@ -146,11 +151,12 @@ impl Peer {
         serde_json::from_slice(&bytes).map_err(|e| ClientError::Strange { url, what: format!("is no JSON ({e})") })
     }
 
-    /// Asks with `body`, which has `"stream": true`, at `path` below `/v1`, and reads the answer to its end.
+    /// Asks with `body`, which has `"stream": true` and `budget` as its `max_tokens`, at `path` below `/v1`, and reads the
+    /// answer to its end. One that is longer than was asked for is an error, and nothing is kept of what is beyond.
     ///
     /// # Errors
     /// [`ClientError`].
-    pub fn ask(&self, path: &str, body: &Map<String, Value>) -> Result<Answer, ClientError> {
+    pub fn ask(&self, path: &str, body: &Map<String, Value>, budget: u32) -> Result<Answer, ClientError> {
         let url = format!("{}/{path}", self.base);
         let text = serde_json::to_vec(body).expect("a JSON map serialises");
         let mut request = self.agent.post(&url).header("Content-Type", "application/json");
@@ -159,17 +165,14 @@ impl Peer {
         }
         let start = Instant::now();
         let answer = self.checked(&url, request.send(&text[..]))?;
-        let events = Events::new(BufReader::new(answer.into_body().into_reader()));
-        self.read(&url, events, start)
-    }
-
-    fn read<R: io::BufRead>(&self, url: &str, mut events: Events<R>, start: Instant) -> Result<Answer, ClientError> {
-        let strange = |what: String| ClientError::Strange { url: url.to_owned(), what };
+        let patience = Patience::new(self.timeout);
+        let mut events = Events::new(BufReader::new(Patient::new(answer.into_body().into_reader(), &patience)));
+        let strange = |what: String| ClientError::Strange { url: url.clone(), what };
         let mut out = Answer::default();
         let mut ended = false;
         loop {
             let event = events.read().map_err(|error| match error {
-                SseError::Io(error) => self.transport(url, error),
+                SseError::Io(error) => self.transport(&url, error),
                 other => strange(other.to_string()),
             })?;
             let now = start.elapsed().as_secs_f64();
@@ -178,17 +181,23 @@ impl Peer {
             };
             if data == "[DONE]" {
                 out.total_s = now;
-                return match ended {
-                    true => Ok(out),
-                    false => Err(strange("[DONE] came before any finish_reason".to_owned())),
-                };
+                if !ended {
+                    return Err(strange("[DONE] came before any finish_reason".to_owned()));
+                }
+                out.check(budget).map_err(&strange)?;
+                return Ok(out);
             }
             let chunk: Map<String, Value> = serde_json::from_str(&data)
                 .map_err(|e| strange(format!("an event is no JSON object ({e}): \"{}\"", short(&data))))?;
             if let Some(error) = chunk.get("error").filter(|e| !e.is_null()) {
-                return Err(ClientError::Broken { url: url.to_owned(), message: message_of(error) });
+                return Err(ClientError::Broken { url: url.clone(), message: message_of(error) });
             }
+            let before = (ended, out.size());
             ended |= out.take(&chunk, now).map_err(&strange)?;
+            out.check_size(budget).map_err(&strange)?;
+            if (ended, out.size()) != before {
+                patience.renew();
+            }
         }
     }
 
@@ -214,7 +223,9 @@ impl Peer {
 
     fn body(&self, url: &str, answer: Response<Body>) -> Result<Vec<u8>, ClientError> {
         let mut bytes = Vec::new();
-        let read = answer.into_body().into_reader().take(BODY_BYTES_MAX + 1).read_to_end(&mut bytes);
+        let patience = Patience::new(self.timeout);
+        let reader = Patient::new(answer.into_body().into_reader(), &patience);
+        let read = reader.take(BODY_BYTES_MAX + 1).read_to_end(&mut bytes);
         read.map_err(|error| self.transport(url, error))?;
         if bytes.len() as u64 > BODY_BYTES_MAX {
             let what = format!("answers more than {BODY_BYTES_MAX} bytes");
@@ -235,6 +246,37 @@ impl Peer {
 }
 
 impl Answer {
+    /// Bytes of text, and ids.
+    fn size(&self) -> (usize, usize) {
+        (self.text.len(), self.ids.as_ref().map_or(0, Vec::len))
+    }
+
+    /// Whether so much may come of `budget` tokens.
+    fn check_size(&self, budget: u32) -> Result<(), String> {
+        let (bytes, ids) = self.size();
+        let most = budget as usize;
+        if ids > most {
+            return Err(format!("{ids} token ids came, and at most {budget} tokens were asked for"));
+        }
+        if bytes > most.saturating_mul(TOKEN_BYTES_MAX).min(TEXT_BYTES_MAX) {
+            return Err(format!("{bytes} bytes of text came, and at most {budget} tokens were asked for"));
+        }
+        Ok(())
+    }
+
+    /// Whether the server counts what can be.
+    fn check(&self, budget: u32) -> Result<(), String> {
+        match self.usage.map(|usage| usage.completion_tokens) {
+            Some(n) if n > budget => {
+                Err(format!("usage has {n} completion tokens, and at most {budget} were asked for"))
+            }
+            Some(0) if !self.text.is_empty() => {
+                Err(format!("usage has no completion tokens, and {} bytes of text came", self.text.len()))
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// Adds a chunk; whether it ended the choice.
     fn take(&mut self, chunk: &Map<String, Value>, now: f64) -> Result<bool, String> {
         let object = |name: &str| chunk.get(name).filter(|v| v.is_object());

@@ -15,6 +15,7 @@ pub mod client;
 pub mod command;
 pub mod figures;
 pub mod flags;
+mod patience;
 pub mod run;
 pub mod sse;
 mod table;

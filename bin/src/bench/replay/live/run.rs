@@ -263,7 +263,7 @@ fn session(
     for ask in &task.asks {
         let at = |error: String| format!("session {}, turn {}: {error}", task.session, ask.turn);
         let (path, body) = body(lane, task, ask, options, salt);
-        match peer.ask(path, &body) {
+        match peer.ask(path, &body, ask.budget) {
             Ok(answer) => out.push((ask.turn, sample(answer, lane.strategy).map_err(at)?)),
             Err(error) if error.is_too_long() => break,
             Err(error) => return Err(at(error.to_string())),
@@ -291,8 +291,8 @@ fn sample(answer: Answer, strategy: Option<Strategy>) -> Result<Sample, String> 
     let ours = strategy.map(|strategy| ours(&answer, strategy)).transpose()?;
     let Answer { text, ids, usage, emitted, finished_s, total_s, .. } = answer;
     Ok(Sample {
-        prompt_n: usage.map_or(0, |u| u.prompt_tokens),
-        tokens_n: usage.map_or(emitted.len() as u64, |u| u.completion_tokens),
+        prompt_n: usage.map_or(0, |u| u.prompt_tokens.into()),
+        tokens_n: usage.map_or(emitted.len() as u64, |u| u.completion_tokens.into()),
         counted: usage.is_some(),
         first_s: emitted.first().map_or(finished_s, |(at, _)| *at),
         finished_s,
@@ -310,15 +310,19 @@ fn ours(answer: &Answer, strategy: Strategy) -> Result<Ours, String> {
         return Err("the answer lacks usage, timings or speculation".to_owned());
     };
     let block = |e: serde_json::Error| format!("speculation is no such block: {e}");
+    if !within(speculation) {
+        return Err("speculation is no such block: a count is larger than an answer can have".to_owned());
+    }
+    let (prompt, completion) = (u64::from(usage.prompt_tokens), u64::from(usage.completion_tokens));
     let counters = Counters::deserialize(speculation).map_err(block)?;
-    let counters = Counters { completion_tokens: usage.completion_tokens, ..counters };
+    let counters = Counters { completion_tokens: completion, ..counters };
     counters.check().map_err(|e| format!("the counters contradict each other: {e}"))?;
     let count =
         |name: &str| timings.get(name).and_then(Value::as_u64).ok_or_else(|| format!("timings.{name} is no count"));
     for (what, left, right) in [
-        ("prompt_tokens and cache_n + prompt_n", usage.prompt_tokens, count("cache_n")? + count("prompt_n")?),
-        ("completion_tokens and predicted_n", usage.completion_tokens, count("predicted_n")?),
-        ("completion_tokens and token ids", usage.completion_tokens, answer.ids.as_ref().map_or(0, Vec::len) as u64),
+        ("prompt_tokens and cache_n + prompt_n", prompt, count("cache_n")?.saturating_add(count("prompt_n")?)),
+        ("completion_tokens and predicted_n", completion, count("predicted_n")?),
+        ("completion_tokens and token ids", completion, answer.ids.as_ref().map_or(0, Vec::len) as u64),
     ] {
         if left != right {
             return Err(format!("the counters contradict each other: {what} are {left} and {right}"));
@@ -332,4 +336,16 @@ fn ours(answer: &Answer, strategy: Strategy) -> Result<Ours, String> {
     let ms = |name: &str| timings.get(name).and_then(Value::as_f64).unwrap_or_default();
     let settings = Settings::deserialize(effective).map_err(block)?;
     Ok(Ours { counters, settings, queue_ms: ms("queue_ms"), prompt_ms: ms("prompt_ms") })
+}
+
+/// Whether the counts are of a size that sums of them, also weighed by the lengths that name them, stay exact.
+fn within(value: &Value) -> bool {
+    match value {
+        Value::Number(n) => n.as_u64().is_none_or(|n| u32::try_from(n).is_ok()),
+        Value::Array(list) => list.iter().all(within),
+        Value::Object(map) => map.iter().all(|(name, value)| {
+            name.parse::<u64>().map_or(true, |length| u16::try_from(length).is_ok()) && within(value)
+        }),
+        _ => true,
+    }
 }
