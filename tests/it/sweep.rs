@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::Command;
 
 use engine::api::Strategy;
-use engine_bin::bench::result::{BenchResult, SCHEMA};
+use engine_bin::bench::result::{BenchResult, CostFacts, SCHEMA};
 use engine_bin::bench::sweep::facts::SweepFacts;
 use engine_io::trace::{Role, Session, Turn, jsonl};
 use serde_json::Value;
@@ -221,6 +221,44 @@ fn a_sweep_goes_on_where_it_stopped() {
     let (code, _, error) = run("stopped", &["--keep-one-in", "2", "--resume"]);
     assert_eq!(code, Some(3), "{error}");
     assert!(error.contains("(recordings)"), "{error}");
+}
+
+/// Two sweeps that write one file would each lose what the other found.
+#[test]
+fn a_folder_is_one_sweeps_at_a_time() {
+    let bench = Bench::new();
+    let flags = [&GRID[..], &["--arms", "off,ngram-suffix", "--out", "o"]].concat();
+    fs::create_dir(bench.folder.path().join("o")).expect("a folder");
+    let other = fs::File::open(bench.folder.path().join("o")).expect("it is there");
+    other.lock().expect("nobody has it");
+    let (code, _, error) = bench.sweep(&flags);
+    assert_eq!(code, Some(3), "{error}");
+    assert!(error.contains("another sweep is writing it"), "{error}");
+    assert_eq!(fs::read_dir(bench.path("o")).expect("a folder").count(), 0);
+    drop(other);
+    let (code, _, error) = bench.sweep(&flags);
+    assert_eq!(code, Some(0), "{error}");
+}
+
+/// A result that somebody edited: what its cells were timed by is missing, or is no table.
+#[test]
+fn a_cost_table_that_is_none_is_not_gone_on_with() {
+    let bench = Bench::new();
+    let flags = [&GRID[..], &["--arms", "off,ngram-suffix", "--out", "o"]].concat();
+    let (code, _, error) = bench.sweep(&flags);
+    assert_eq!(code, Some(0), "{error}");
+    let whole = bench.result("o");
+    for (rows_ms, word) in
+        [(None, "(cost table)"), (Some(vec![]), "rows_ms is empty"), (Some(vec![(1, -2.0)]), "is -2")]
+    {
+        let mut edited = whole.clone();
+        edited.sweep.as_mut().expect("a sweep").done = false;
+        edited.cost = rows_ms.map(|rows| CostFacts { rows_ms: rows.into_iter().collect(), ..CostFacts::default() });
+        bench.write("o", &edited);
+        let (code, _, error) = bench.sweep(&[&flags[..], &["--resume"]].concat());
+        assert_eq!(code, Some(3), "{error}");
+        assert!(error.contains(word), "{error} does not say {word}");
+    }
 }
 
 #[test]

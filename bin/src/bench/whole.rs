@@ -15,13 +15,18 @@ pub struct WriteError {
     pub source: io::Error,
 }
 
+/// The folder that a file lies in.
+pub fn folder(path: &Path) -> &Path {
+    path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
 /// Writes a file, and the folders it lies in.
 ///
 /// # Errors
 /// What the system says; the file is then what it was before.
 pub fn write(path: &Path, bytes: &[u8]) -> Result<(), WriteError> {
     let done = || -> io::Result<()> {
-        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let folder = folder(path);
         fs::create_dir_all(folder)?;
         let mut file = tempfile::Builder::new().permissions(Permissions::from_mode(0o666)).tempfile_in(folder)?;
         file.write_all(bytes)?;

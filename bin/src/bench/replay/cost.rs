@@ -1,6 +1,7 @@
 //! What passes are taken to cost where nobody runs them.
 
 use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -19,6 +20,9 @@ use crate::bench::result::CostFacts;
 const ROUNDS: usize = 5;
 /// Share of a row's pass that a step of the MTP chain takes where a file does not say.
 const DRAFT_SHARE: f64 = 0.1;
+
+/// Milliseconds that a pass may be said to take: from a nanosecond to an hour.
+const MS: RangeInclusive<f64> = 1e-6..=3.6e6;
 
 /// Longest file of costs.
 const BYTES_MAX: u64 = 1 << 20;
@@ -43,20 +47,31 @@ pub fn read(path: &Path) -> Result<CostFacts, String> {
             "{error}; expected {{\"rows_ms\":{{\"1\":2.5,\"8\":4.0}},\"draft_ms\":0.2}}, as speed --json prints"
         ))
     })?;
-    if rows_ms.is_empty() {
-        return Err(refused("rows_ms is empty, expected the milliseconds of at least one width".to_owned()));
-    }
-    let times = rows_ms.iter().map(|(rows, ms)| (format!("rows_ms[{rows}]"), *ms, *rows == 0));
-    for (name, ms, bad) in times.chain(draft_ms.map(|ms| ("draft_ms".to_owned(), ms, false))) {
-        if bad || !(ms.is_finite() && ms > 0.0) {
-            return Err(refused(format!(
-                "{name} is {ms}, expected milliseconds above 0 of a pass of at least one row"
-            )));
-        }
-    }
     let first = rows_ms.values().copied().next().unwrap_or_default();
     let origin = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
-    Ok(CostFacts { origin, rows_ms, draft_ms: draft_ms.unwrap_or(first * DRAFT_SHARE) })
+    let facts = CostFacts { origin, rows_ms, draft_ms: draft_ms.unwrap_or(first * DRAFT_SHARE) };
+    check(&facts).map_err(refused)?;
+    Ok(facts)
+}
+
+/// Whether the simulated clock can count in such a table: it has whole nanoseconds, and not for ever.
+///
+/// # Errors
+/// What is wrong with it, in words.
+pub fn check(facts: &CostFacts) -> Result<(), String> {
+    if facts.rows_ms.is_empty() {
+        return Err("rows_ms is empty, expected the milliseconds of at least one width".to_owned());
+    }
+    let times = facts.rows_ms.iter().map(|(rows, ms)| (format!("rows_ms[{rows}]"), *ms, *rows == 0));
+    for (name, ms, bad) in times.chain([("draft_ms".to_owned(), facts.draft_ms, false)]) {
+        if bad || !MS.contains(&ms) {
+            let (least, most) = (MS.start(), MS.end());
+            return Err(format!(
+                "{name} is {ms:?}, expected milliseconds of a pass of at least one row, from {least} to {most}"
+            ));
+        }
+    }
+    Ok(())
 }
 
 /// Measures the table of the adaptive window on `executor`, which is made with `limits`, several times: what disturbs a
@@ -144,6 +159,10 @@ mod tests {
             (r#"{"rows_ms":{"1":-1}}"#, "rows_ms[1] is -1"),
             (r#"{"rows_ms":{"0":1}}"#, "rows_ms[0] is 1"),
             (r#"{"rows_ms":{"1":1},"draft_ms":0}"#, "draft_ms is 0"),
+            // Beyond what the simulated clock counts: it would run backwards, or stand still.
+            (r#"{"rows_ms":{"1":1e308}}"#, "rows_ms[1] is 1e308"),
+            (r#"{"rows_ms":{"1":5e-324}}"#, "rows_ms[1] is 5e-324"),
+            (r#"{"rows_ms":{"1":2},"draft_ms":1e-9}"#, "draft_ms is 1e-9"),
             (r#"{"rows_ms":{"x":1}}"#, "invalid"),
         ] {
             let error = read(text).unwrap_err();

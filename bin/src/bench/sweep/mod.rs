@@ -12,6 +12,7 @@
 pub mod facts;
 pub mod grid;
 
+use std::fs::{self, File, TryLockError};
 use std::path::{Path, PathBuf};
 
 use clap::Args;
@@ -94,9 +95,21 @@ impl SweepError {
 /// [`SweepError`]. Cells with another output than `off` are no error: they are void, and do not go on.
 pub fn run(flags: &SweepFlags) -> Result<(BenchResult, PathBuf), SweepError> {
     let path = flags.path().map_err(SweepError::Usage)?;
+    // A folder is made when there is something to sweep, and not before.
+    let held = if whole::folder(&path).exists() { Some(alone(&path)?) } else { None };
     let earlier = earlier(flags, &path)?;
     let mut bench = Bench::open(&flags.replay, earlier.as_ref().and_then(|result| result.cost.clone()))?;
     let grid = flags.grid(&bench.arms()?).map_err(SweepError::Usage)?;
+    let _held = match held {
+        Some(held) => held,
+        None => {
+            let held = alone(&path)?;
+            if path.exists() {
+                return Err(exists(&path));
+            }
+            held
+        }
+    };
     let sweep = SweepFacts {
         recordings_sha256: Some(bench.recordings()?),
         grid,
@@ -124,6 +137,27 @@ pub fn stands(result: &BenchResult) -> bool {
     cells.all(|cell| !cell.void) && super::replay::stands(result)
 }
 
+/// Keeps other sweeps out of the folder that `path` is to lie in, which is made, as long as what is returned lives: of two
+/// that write one file either would lose what the other found.
+fn alone(path: &Path) -> Result<File, SweepError> {
+    let failed = |source| WriteError { file: path.display().to_string(), source };
+    let folder = whole::folder(path);
+    fs::create_dir_all(folder).map_err(failed)?;
+    let file = File::open(folder).map_err(failed)?;
+    match file.try_lock() {
+        Ok(()) => Ok(file),
+        Err(TryLockError::WouldBlock) => Err(SweepError::Refused(format!(
+            "{}: another sweep is writing it; wait until it is done, or give another --out",
+            path.display()
+        ))),
+        Err(TryLockError::Error(source)) => Err(failed(source).into()),
+    }
+}
+
+fn exists(path: &Path) -> SweepError {
+    SweepError::Refused(format!("{} exists; --resume goes on with it, another --out begins anew", path.display()))
+}
+
 /// The result of the sweep to go on with.
 fn earlier(flags: &SweepFlags, path: &Path) -> Result<Option<BenchResult>, SweepError> {
     match (path.exists(), flags.resume) {
@@ -132,11 +166,13 @@ fn earlier(flags: &SweepFlags, path: &Path) -> Result<Option<BenchResult>, Sweep
             report::note(format!("{} is not there: the sweep begins", path.display()));
             Ok(None)
         }
-        (true, false) => Err(SweepError::Refused(format!(
-            "{} exists; --resume goes on with it, another --out begins anew",
-            path.display()
-        ))),
-        (true, true) => Ok(Some(Doc::read(path)?.result)),
+        (true, false) => Err(exists(path)),
+        (true, true) => {
+            let result = Doc::read(path)?.result;
+            let checked = result.cost.as_ref().map_or(Ok(()), cost::check);
+            checked.map_err(|what| SweepError::Refused(format!("{}: cost: {what}", path.display())))?;
+            Ok(Some(result))
+        }
     }
 }
 
@@ -186,11 +222,13 @@ impl State {
             return Err(SweepError::Refused(format!("{file} is no sweep; give another --out")));
         };
         let now = self.result.sweep.clone().unwrap_or_default();
+        // Cells of simulated time mean nothing beside others without the table that they were timed by.
+        let timed = earlier.cost.is_some() || !earlier.run.simulated || before.rungs.iter().all(|r| r.cells.is_empty());
         let same = [
             ("mode", earlier.mode == self.result.mode),
             ("model", earlier.model == self.result.model),
             ("flags of the replay", earlier.run == self.result.run),
-            ("cost table", told.zip(earlier.cost.as_ref()).is_none_or(|(told, cost)| same_cost(&told, cost))),
+            ("cost table", timed && told.zip(earlier.cost.as_ref()).is_none_or(|(told, cost)| same_cost(&told, cost))),
             ("recordings", before.recordings_sha256 == now.recordings_sha256),
             ("grid", before.grid == now.grid),
             ("--keep-one-in", before.keep_one_in == now.keep_one_in),
