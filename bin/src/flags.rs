@@ -5,11 +5,11 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::{Args, Parser, ValueEnum};
+use clap::{Args, CommandFactory as _, FromArgMatches as _, Parser, ValueEnum};
 use engine::api::{Speculation, Strategy, WindowPolicy};
 use engine::exec::{Activation, ExecOptions, Isa, KvType};
 use engine::limits::{
-    Limits, MTP_TOKENS_MAX, PAGE_TOKENS, STEP_ROWS_MAX, SUFFIX_MAX_DEFAULT, SUFFIX_MIN_DEFAULT, WINDOW_MAX,
+    Limits, MTP_TOKENS_MAX, PAGE_TOKENS, STEP_ROWS_MAX, SUFFIX_MAX_DEFAULT, SUFFIX_MIN_DEFAULT, WAITING_MAX, WINDOW_MAX,
 };
 use engine::model::load::{LoadOptions, Planned, Repack};
 use engine::model::stage::StageChoice;
@@ -19,6 +19,7 @@ use engine_io::{OpenOptions, Package};
 use crate::bench::options::{ConventionFlags, KvFlag, RepackFlag, THREADS_MAX, within};
 use crate::memory::{SizeFlag, checkpoints};
 use crate::menu::{self, BUILT_IN, Given, Menu};
+use crate::serve::flags::HttpFlags;
 use crate::serve::{Bounds, limits};
 use crate::stage::flags::LinkFlags;
 
@@ -26,6 +27,8 @@ use crate::stage::flags::LinkFlags;
 const CONTEXT_DEFAULT: usize = 8192;
 /// Saved states that can be asked for.
 pub const CHECKPOINTS_MAX: usize = 1 << 16;
+/// Choices that can be told to wait.
+const QUEUE_MAX: usize = 65_536;
 /// Time in the queue, and the longest that may be asked for: a day.
 const QUEUE_SECONDS_DEFAULT: usize = limits::QUEUE_TIME.as_secs() as usize;
 const QUEUE_SECONDS_MAX: usize = 86_400;
@@ -110,6 +113,9 @@ pub struct SizeFlags {
     /// Most prompt tokens of one request in one pass [also: -ub, --ubatch-size]
     #[arg(long, alias = "ubatch-size", value_name = "N", default_value_t = STEP_ROWS_MAX, value_parser = within(1, STEP_ROWS_MAX))]
     pub prefill_chunk: usize,
+    /// Choices that may wait for a slot; more are answered with 429.
+    #[arg(long, value_name = "N", default_value_t = WAITING_MAX, value_parser = within(1, QUEUE_MAX))]
+    pub queue_max: usize,
     /// Keep nothing of one request for the next that begins alike [also: --no-cache-prompt]
     #[arg(long, alias = "no-cache-prompt")]
     pub no_prefix_cache: bool,
@@ -252,7 +258,8 @@ impl SizeFlags {
         let packaged = menu.map_or(BUILT_IN.window_max, |(menu, _)| menu.window_max());
         let window_max = self.window_max.unwrap_or(usize::from(packaged));
         let prefix_cache = !self.no_prefix_cache;
-        Limits { prefill_chunk: self.prefill_chunk, window_max, prefix_cache, ..Limits::new(self.parallel, context) }
+        let (prefill_chunk, waiting) = (self.prefill_chunk, self.queue_max);
+        Limits { prefill_chunk, window_max, waiting, prefix_cache, ..Limits::new(self.parallel, context) }
     }
 
     /// Values that no model can meet.
@@ -280,6 +287,7 @@ impl SizeFlags {
 /// Flags as given.
 #[derive(Clone, Debug, Parser)]
 #[command(name = "engine-serve", version, about = "Serves a model over HTTP with speculative decoding.")]
+#[command(after_help = "A flag that is not given is taken from the environment: --ctx-size from ENGINE_ARG_CTX_SIZE.")]
 pub struct LowArgs {
     /// A GGUF file, any shard of a split one, a directory that holds one, a layer package, or hf:ORG/NAME[:QUANT] of a hub,
     /// fetched if the cache lacks it. Without it the built-in model is served.
@@ -316,21 +324,12 @@ pub struct LowArgs {
     /// Print the limits that connections and requests meet with these flags and this model, and end.
     #[arg(long)]
     pub limits: bool,
-    /// Address to listen on.
-    #[arg(long, default_value = "127.0.0.1")]
-    pub host: String,
-    /// Port to listen on; 0 = any free one.
-    #[arg(long, default_value_t = 8080)]
-    pub port: u16,
+    /// Where to listen, who may ask, and how much clients may send.
+    #[command(flatten)]
+    pub http: HttpFlags,
     /// Seconds a request may wait for a slot before it is answered with 503.
     #[arg(long, value_name = "SECONDS", default_value_t = QUEUE_SECONDS_DEFAULT, value_parser = within(1, QUEUE_SECONDS_MAX))]
     pub queue_timeout: usize,
-    /// A key that lets clients in, all but to /health, /livez, /version and /metrics; may be repeated, and any one does.
-    #[arg(long, value_name = "KEY", env = "ENGINE_API_KEY", hide_env_values = true)]
-    pub api_key: Vec<String>,
-    /// A file of such keys, one per line; read again on SIGHUP.
-    #[arg(long, value_name = "FILE")]
-    pub api_key_file: Option<PathBuf>,
     /// Write what is asked and answered to a new file in this folder, one JSON line a choice, readable by its owner alone.
     /// All tensors of the model are read at start to name it by digest. `engine-bench replay` reads such files.
     #[arg(long, value_name = "DIR")]
@@ -339,6 +338,14 @@ pub struct LowArgs {
 
 /// Single-dash names of several letters, which llama-server has and clap does not know.
 const ALIASES: [(&str, &str); 3] = [("-np", "--parallel"), ("-ub", "--prefill-chunk"), ("-md", "--spec-draft-model")];
+
+/// How variables begin that stand for flags.
+const ENVIRONMENT: &str = "ENGINE_ARG_";
+
+/// The variable of a flag.
+fn variable(long: &str) -> String {
+    format!("{ENVIRONMENT}{}", long.replace('-', "_").to_ascii_uppercase())
+}
 
 /// A command line with these names written out.
 pub fn long_names(line: impl IntoIterator<Item = OsString>) -> impl Iterator<Item = OsString> {
@@ -357,6 +364,34 @@ impl LowArgs {
         Self::try_parse_from(long_names(line))
     }
 
+    /// The same for the program itself: what the line does not say is looked for in the environment, `--ctx-size` as
+    /// `ENGINE_ARG_CTX_SIZE`.
+    ///
+    /// # Errors
+    /// As [`LowArgs::parse_line`], and a variable of that kind which names no flag.
+    pub fn parse_program(
+        line: impl IntoIterator<Item = OsString>,
+        environment: impl IntoIterator<Item = OsString>,
+    ) -> Result<Self, clap::Error> {
+        let mut known = Vec::new();
+        let mut command = Self::command().mut_args(|arg| match arg.get_long() {
+            // A key has a variable of its own.
+            Some(long) if arg.get_env().is_none() => {
+                let name = variable(long);
+                known.push(OsString::from(&name));
+                arg.env(name).hide_env(true)
+            }
+            _ => arg,
+        });
+        let ours = |name: &OsString| name.as_encoded_bytes().starts_with(ENVIRONMENT.as_bytes());
+        if let Some(name) = environment.into_iter().find(|name| ours(name) && !known.contains(name)) {
+            let message = format!("{} is set and names no flag of engine-serve\n", name.to_string_lossy());
+            return Err(command.error(clap::error::ErrorKind::UnknownArgument, message));
+        }
+        let matches = command.try_get_matches_from_mut(long_names(line))?;
+        Self::from_arg_matches(&matches).map_err(|error| error.format(&mut command))
+    }
+
     /// What does not depend on the model.
     ///
     /// # Errors
@@ -372,11 +407,9 @@ impl LowArgs {
             ScheduleFlag::Inline => Schedule::Inline,
             ScheduleFlag::Auto => Schedule::Auto,
         };
-        if self.api_key.iter().any(String::is_empty) {
-            return Err("--api-key (or ENGINE_API_KEY) is empty; leave it out to serve without keys".to_owned());
-        }
+        self.http.check()?;
         self.size.check()?;
-        let of_http = !self.api_key.is_empty() || self.api_key_file.is_some() || self.record.is_some();
+        let of_http = !self.http.api_key.is_empty() || self.http.api_key_file.is_some() || self.record.is_some();
         self.link.check(&self.stage, &self.sidecar, of_http)?;
         Ok(ServeArgs { low: self, strategy, given, schedule })
     }
@@ -398,7 +431,11 @@ pub struct ServeArgs {
 impl ServeArgs {
     /// Bounds of the front.
     pub fn bounds(&self) -> Bounds {
-        Bounds { queue_time: Duration::from_secs(self.low.queue_timeout as u64), ..Bounds::default() }
+        Bounds {
+            queue_time: Duration::from_secs(self.low.queue_timeout as u64),
+            waiting: self.low.size.queue_max,
+            ..self.low.http.bounds()
+        }
     }
 
     /// The strategies that requests may name, under these flags: all of them, or those of a package.
@@ -503,6 +540,7 @@ mod tests {
             "--window-max 64",
             "--mtp-tokens 16",
             "--parallel 0",
+            "--queue-max 0",
             "--queue-timeout 0",
             "--queue-timeout 86401",
             "--threads 0",

@@ -109,7 +109,7 @@ fn plan_as(subject: &Subject<'_>, setting: &Setting, mapped: bool) -> Result<Mem
         memory.parts.push(Part::bound("handshakes", GUESTS_MAX * (BODY_BYTES + READ_BYTES)));
     }
     if record && stage.is_first() {
-        let (body, values) = (limits::body_bytes(limits.context), values_bytes());
+        let (body, values) = (bounds.body_limit(limits.context), values_bytes());
         let rows = limits.slots + limits.waiting;
         let records = serve::record_bytes(limits.slots, rows, limits.context, body, values);
         memory.parts.push(Part::bound("records being written", records));
@@ -122,12 +122,12 @@ fn plan_as(subject: &Subject<'_>, setting: &Setting, mapped: bool) -> Result<Mem
 /// What clients can make the front hold, or a host that has no sockets.
 fn front(engine: &Limits, bounds: &Bounds) -> [Part; 3] {
     let connections = bounds.connections + limits::CONNECTIONS_RESERVED + limits::CONNECTIONS_TURNED_AWAY;
-    let connection = limits::HEAD_BYTES + limits::PIPELINE_BYTES + bounds.stream_buffer;
+    let connection = bounds.head_bytes + limits::PIPELINE_BYTES + bounds.stream_buffer;
     let streams = match bounds.connections {
         0 => Part::bound("events that wait for the host", (engine.waiting + engine.slots) * bounds.stream_buffer),
         _ => Part::bound("connections", connections * connection),
     };
-    let bodies = limits::BODIES_BYTES.max(limits::body_bytes(engine.context));
+    let bodies = bounds.bodies_limit(engine.context);
     [
         streams,
         Part::bound("answers being read", bounds.answers_bytes),

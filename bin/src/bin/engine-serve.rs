@@ -35,7 +35,7 @@ fn main() -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
-    let args = match LowArgs::parse_line(std::env::args_os()) {
+    let args = match LowArgs::parse_program(std::env::args_os(), std::env::vars_os().map(|(name, _)| name)) {
         Ok(args) => args,
         Err(error) => return report::usage(&error),
     };
@@ -66,19 +66,15 @@ fn run(args: ServeArgs, signals: Signals) -> Result<u8, Box<dyn std::error::Erro
         return serve_stage(args, files, &handle);
     }
     let context = args.low.size.context(start::context_train(&files)?);
+    let bounds = args.bounds();
+    let config = Config::of(&args.low.http, bounds, context).map_err(LoadError::Unmet)?;
     if args.low.limits {
-        report::print(&limits_table(&args.low.size.basic_limits(context, files.package()), &args.bounds()))?;
+        report::print(&limits_table(&args.low.size.basic_limits(context, files.package()), &bounds))?;
         return Ok(0);
     }
     let record = args.low.record.as_deref().map(RecordFile::create).transpose();
     let record = record.map_err(|error| LoadError::Unmet(error.to_string()))?;
-    let config = Config {
-        host: args.low.host.clone(),
-        api_keys: args.low.api_key.clone(),
-        api_key_file: args.low.api_key_file.clone(),
-        bounds: args.bounds(),
-        ..Config::local(args.low.port, context)
-    };
+    serve::raise_descriptors(&bounds);
     let mut server = Server::start(config)?;
     handle.set(Ending::Server(server.handle())).unwrap_or_else(|_| unreachable!("set here only"));
     let (parallel, threads) = (args.low.size.parallel, args.low.size.exec_options().threads);
@@ -94,7 +90,8 @@ fn run(args: ServeArgs, signals: Signals) -> Result<u8, Box<dyn std::error::Erro
     let strategy = parts.spec.default.strategy.name();
     server.serve(parts)?;
     tracing::info!(model, strategy, context, parallel, threads, "serving");
-    report::print(&format!("listening on http://{}\n", server.address()))?;
+    let lines = server.addresses().iter().map(|address| format!("listening on {address}\n"));
+    report::print(&lines.collect::<String>())?;
     let exit = server.join();
     if let Exit::Signal(_) = exit {
         return Ok(exit.code());

@@ -81,7 +81,8 @@ mod tests {
     use crate::serve::http::head;
 
     fn head_with(line: &str) -> Head {
-        head::parse(format!("GET / HTTP/1.1\r\nHost: h\r\n{line}\r\n\r\n").as_bytes()).unwrap()
+        head::parse(format!("GET / HTTP/1.1\r\nHost: h\r\n{line}\r\n\r\n").as_bytes(), &crate::serve::Bounds::default())
+            .unwrap()
     }
 
     #[test]

@@ -10,17 +10,17 @@
 //! Requests are answered one at a time; what a client pipelines waits in `input`.
 
 use std::io::{self, Read as _, Write as _};
-use std::time::{Duration, Instant};
-
-use mio::net::TcpStream;
+use std::time::Instant;
 
 use crate::serve::Bounds;
 use crate::serve::buffer::Buffer;
+use crate::serve::cors::Allowed;
 use crate::serve::http::response::{self, BodyEnd};
 use crate::serve::http::{Decoder, Head, Method, Reply};
 use crate::serve::limits;
 use crate::serve::link::Held;
 use crate::serve::routes::Route;
+use crate::serve::socket::Stream;
 
 /// Most bytes read ahead of the parser outside an answer.
 const READ_AHEAD_BYTES: usize = 256 * 1024;
@@ -79,6 +79,7 @@ pub(crate) struct Asked {
     pub http11: bool,
     pub keep_alive: bool,
     pub request_id: String,
+    pub allowed: Allowed,
     pub received: Instant,
 }
 
@@ -92,7 +93,7 @@ pub(crate) struct Busy {
 
 /// A connection.
 pub(crate) struct Conn {
-    pub stream: TcpStream,
+    pub stream: Stream,
     pub phase: Phase,
     /// Bytes not parsed yet.
     pub input: Buffer,
@@ -104,8 +105,8 @@ pub(crate) struct Conn {
     readable: bool,
     /// The peer has closed its side.
     pub eof: bool,
-    /// The poll said so before the bytes ahead of it were read.
-    pub half_closed: bool,
+    /// It takes no answer any more; the poll may say so before the bytes ahead of it were read.
+    pub gone: bool,
     out: Buffer,
     last_progress: Instant,
     /// A large answer is in `out`.
@@ -130,7 +131,7 @@ pub(crate) struct Conn {
 }
 
 impl Conn {
-    pub(crate) fn new(stream: TcpStream, now: Instant, reserved: bool) -> Self {
+    pub(crate) fn new(stream: Stream, now: Instant, reserved: bool) -> Self {
         Self {
             stream,
             phase: Phase::Head { since: now, started: false },
@@ -139,7 +140,7 @@ impl Conn {
             empty_lines: 0,
             readable: true,
             eof: false,
-            half_closed: false,
+            gone: false,
             out: Buffer::default(),
             last_progress: now,
             held: None,
@@ -260,7 +261,7 @@ impl Conn {
         let end = if reply.status == 204 { BodyEnd::None } else { BodyEnd::Length(reply.body.len()) };
         let close = self.close || !asked.keep_alive;
         self.close = close;
-        let head = response::head(reply.status, &reply.headers, &common_headers(&asked.request_id), end, close);
+        let head = response::head(reply.status, &reply.headers, &common_headers(asked), end, close);
         self.push(&head, now);
         if asked.method != Method::Head {
             self.push(&reply.body, now);
@@ -271,7 +272,7 @@ impl Conn {
     pub(crate) fn push_stream_head(&mut self, asked: &Asked, headers: &[(&'static str, String)], now: Instant) {
         let end = if asked.http11 { BodyEnd::Chunked } else { BodyEnd::Close };
         self.close = self.close || !asked.keep_alive || !asked.http11;
-        let head = response::head(200, headers, &common_headers(&asked.request_id), end, self.close);
+        let head = response::head(200, headers, &common_headers(asked), end, self.close);
         self.push(&head, now);
     }
 
@@ -295,7 +296,7 @@ impl Conn {
         let phase = match &self.phase {
             Phase::Head { since, started: true } => Some(*since + bounds.head_time),
             Phase::Head { since, started: false } => Some(*since + bounds.keep_alive_time),
-            Phase::Body(reading) => Some((reading.last + bounds.body_idle_time).min(reading.since + limits::BODY_TIME)),
+            Phase::Body(reading) => Some((reading.last + bounds.body_idle_time).min(reading.since + bounds.body_time)),
             Phase::Drain { until, .. } | Phase::Linger { until, .. } => Some(*until),
             Phase::Busy(_) => None,
         };
@@ -323,36 +324,28 @@ impl Conn {
 
     /// Closes our side; the peer gets a moment to read what was sent.
     pub(crate) fn linger(&mut self, now: Instant) {
-        let _ = self.stream.shutdown(std::net::Shutdown::Write);
+        let _ = self.stream.shut_write();
         self.input.clear();
         self.phase = Phase::Linger { until: now + limits::LINGER_TIME };
     }
 }
 
 /// Headers of every answer.
-fn common_headers(request_id: &str) -> [(&'static str, String); 4] {
-    [
-        ("X-Request-Id", request_id.to_owned()),
-        ("request-id", request_id.to_owned()),
-        ("Access-Control-Allow-Origin", "*".to_owned()),
-        (
-            "Access-Control-Expose-Headers",
-            "X-Request-Id, request-id, Retry-After, X-Engine-Cached-Tokens, X-Engine-Prompt-Tokens, \
-             X-Engine-Warnings, X-Engine-Ignored-Params"
-                .to_owned(),
-        ),
-    ]
+fn common_headers(asked: &Asked) -> Vec<(&'static str, String)> {
+    let mut headers = vec![("X-Request-Id", asked.request_id.clone()), ("request-id", asked.request_id.clone())];
+    if let Some(origin) = &asked.allowed.origin {
+        headers.push(("Access-Control-Allow-Origin", origin.clone()));
+        headers.push(("Access-Control-Expose-Headers", EXPOSED.to_owned()));
+    }
+    if asked.allowed.varies {
+        headers.push(("Vary", "Origin".to_owned()));
+    }
+    headers
 }
 
-/// Keep-alive probes and no coalescing of small events.
-pub(crate) fn set_options(stream: &TcpStream) {
-    let keepalive = socket2::TcpKeepalive::new().with_time(Duration::from_secs(60));
-    let socket = socket2::SockRef::from(stream);
-    // A socket that refuses an option still works; a peer that vanished is then found by writing.
-    if let Err(error) = socket.set_tcp_keepalive(&keepalive).and_then(|()| socket.set_tcp_nodelay(true)) {
-        tracing::debug!(%error, "socket option refused");
-    }
-}
+/// Headers that a page of another origin may read.
+const EXPOSED: &str = "X-Request-Id, request-id, Retry-After, X-Engine-Cached-Tokens, X-Engine-Prompt-Tokens, \
+                       X-Engine-Warnings, X-Engine-Ignored-Params";
 
 fn would_block(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::WouldBlock
@@ -372,7 +365,8 @@ mod tests {
         let peer = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let (stream, _) = listener.accept().unwrap();
         stream.set_nonblocking(true).unwrap();
-        (Conn::new(TcpStream::from_std(stream), Instant::now(), false), peer)
+        let stream = Stream::Tcp(mio::net::TcpStream::from_std(stream));
+        (Conn::new(stream, Instant::now(), false), peer)
     }
 
     /// Reads in one turn until `enough` bytes of the peer have come in all.

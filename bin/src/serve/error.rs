@@ -160,8 +160,9 @@ impl ApiError {
         Self::new(417, INVALID, "expectation_failed", "the only expectation understood is 100-continue")
     }
 
-    pub(crate) fn headers_too_large() -> Self {
-        Self::new(431, INVALID, "headers_too_large", "the header block has too many bytes or too many headers")
+    pub(crate) fn headers_too_large(bytes: usize, count: usize) -> Self {
+        let message = format!("the header block is longer than {bytes} bytes or has more than {count} headers");
+        Self::new(431, INVALID, "headers_too_large", message)
     }
 
     pub(crate) fn bad_request(rule: &str) -> Self {

@@ -7,9 +7,10 @@ use crate::serve::auth::Keys;
 use crate::serve::error::ApiError;
 use crate::serve::http::head::Framing;
 use crate::serve::http::{Head, Method, Reply};
+
 use crate::serve::link::{Shared, State};
 use crate::serve::routes::Route;
-use crate::serve::{info, limits, openapi};
+use crate::serve::{info, openapi};
 
 /// What a head leads to.
 pub(crate) enum Decision {
@@ -23,6 +24,9 @@ pub(crate) struct Gate<'a> {
     pub shared: &'a Shared,
     pub keys: &'a Keys,
     pub body_limit: usize,
+    pub bodies_limit: usize,
+    /// `/metrics` asks for a key too.
+    pub metrics_auth: bool,
     /// Bytes of the bodies of all connections.
     pub bodies_bytes: usize,
     /// The connection is one of those kept for `/livez` and `/metrics`.
@@ -45,11 +49,15 @@ impl Gate<'_> {
         }
         let route = route?;
         route.check_method(head.method)?;
-        if route.needs_key() && !self.keys.admit(head) {
+        let needs_key = route.needs_key() || self.metrics_auth && route == Route::Metrics;
+        if needs_key && !self.keys.admit(head) {
             return Err(ApiError::unauthorized());
         }
         if self.reserved && !matches!(route, Route::Live | Route::Metrics) {
             return Err(ApiError::no_slot());
+        }
+        if head.expects_other {
+            return Err(ApiError::expectation());
         }
         if route.is_get() {
             return self.answer_get(&route, &head.query).map(Decision::Answer);
@@ -65,9 +73,6 @@ impl Gate<'_> {
     }
 
     fn check_body(&self, head: &Head) -> Result<(), ApiError> {
-        if head.expects_other {
-            return Err(ApiError::expectation());
-        }
         if let Some(coding) = head.header("content-encoding")
             && !coding.eq_ignore_ascii_case("identity")
         {
@@ -80,7 +85,7 @@ impl Gate<'_> {
             if n > self.body_limit as u64 {
                 return Err(ApiError::too_large(self.body_limit));
             }
-            if self.bodies_bytes + n as usize > limits::BODIES_BYTES {
+            if self.bodies_bytes + n as usize > self.bodies_limit {
                 return Err(ApiError::queue_full(1));
             }
         }

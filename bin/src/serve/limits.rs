@@ -17,6 +17,8 @@ pub(crate) const HEADERS: usize = 128;
 pub(crate) const EMPTY_LINES: usize = 8;
 /// Least of the body limit; it grows with the context.
 pub(crate) const BODY_BYTES_MIN: usize = 32 * 1024 * 1024;
+/// Least of it for each token of the context: four bytes of text, each of which an escape may double.
+pub(crate) const BODY_BYTES_PER_TOKEN_MIN: usize = 8;
 /// Body bytes allowed per context token.
 pub(crate) const BODY_BYTES_PER_TOKEN: usize = 16;
 /// Bodies held by all connections together.
@@ -45,6 +47,8 @@ pub(crate) const CONNECTIONS: usize = 1024;
 pub(crate) const CONNECTIONS_RESERVED: usize = 16;
 /// Connections beyond those that may still read why they are turned away.
 pub(crate) const CONNECTIONS_TURNED_AWAY: usize = 64;
+/// Files and sockets that are open beside connections: models, logs, polls.
+pub(crate) const OTHER_DESCRIPTORS: usize = 128;
 /// Bytes of following requests held while one is answered.
 pub(crate) const PIPELINE_BYTES: usize = 64 * 1024;
 /// Body bytes thrown away after an early answer before the connection is closed instead.
@@ -111,21 +115,22 @@ pub(crate) fn table(engine: &Limits, bounds: &Bounds) -> String {
     let template = TemplateLimits::default();
     let rows = [
         ("connections", format!("{} + {CONNECTIONS_RESERVED} for /livez and /metrics", bounds.connections)),
+        ("files open beside connections", OTHER_DESCRIPTORS.to_string()),
         ("told that they are too many", format!("{CONNECTIONS_TURNED_AWAY} at once")),
-        ("requests per connection", REQUESTS_PER_CONNECTION.to_string()),
+        ("requests per connection", bounds.requests.to_string()),
         ("idle keep-alive", seconds(bounds.keep_alive_time)),
-        ("request line", format!("{URI_BYTES} B")),
-        ("header block", format!("{HEAD_BYTES} B")),
-        ("headers", HEADERS.to_string()),
+        ("request line", format!("{} B", bounds.uri_bytes)),
+        ("header block", format!("{} B", bounds.head_bytes)),
+        ("headers", bounds.headers.to_string()),
         ("empty lines before a request", EMPTY_LINES.to_string()),
         ("header read", seconds(bounds.head_time)),
-        ("body", format!("{} B", body_bytes(engine.context))),
-        ("bodies of all connections", format!("{BODIES_BYTES} B")),
+        ("body", format!("{} B", bounds.body_limit(engine.context))),
+        ("bodies of all connections", format!("{} B", bounds.bodies_limit(engine.context))),
         ("large answers of all connections", format!("{} B", bounds.answers_bytes)),
         ("tokens listed by /tokenize", tokens_listed(engine.context).to_string()),
         ("chunk extensions, trailers", format!("{CHUNK_EXTRA_BYTES} B each")),
         ("body idle", seconds(bounds.body_idle_time)),
-        ("body total", seconds(BODY_TIME)),
+        ("body total", seconds(bounds.body_time)),
         ("pipelined bytes held", format!("{PIPELINE_BYTES} B")),
         ("drain after an early answer", format!("{DRAIN_BYTES} B, {}", seconds(bounds.drain_time))),
         ("reading a last answer", seconds(LINGER_TIME)),
@@ -143,7 +148,7 @@ pub(crate) fn table(engine: &Limits, bounds: &Bounds) -> String {
         ("template", format!("{} steps, {} B", template.fuel, template.output_bytes)),
         ("prompts", PROMPTS.to_string()),
         ("choices per prompt", CHOICES.min(engine.slots).to_string()),
-        ("choices of a request", CHOICES_WAITING.min(engine.waiting).to_string()),
+        ("choices of a request", CHOICES_WAITING.min(bounds.waiting).to_string()),
         ("stop strings", format!("{STOP_STRINGS} of {STOP_BYTES} B, {STOP_TOKENS} ids")),
         ("logit_bias entries", LOGIT_BIAS.to_string()),
         ("cache_salt", format!("{CACHE_SALT} B")),
@@ -174,7 +179,7 @@ mod tests {
             text.lines().filter_map(move |line| line.trim().strip_prefix(start)?.split(':').next())
         };
         // Printed as what they come to for the context.
-        let made = ["BODY_BYTES", "TOKENS_LISTED"];
+        let made = ["BODY_BYTES", "BODIES_BYTES", "TOKENS_LISTED"];
         for name in names(source, "pub(crate) const ").filter(|name| !made.iter().any(|m| name.starts_with(m))) {
             let bound = defaults.lines().find_map(|line| line.trim().split_once(&format!(": limits::{name},")));
             let printed = bound.map_or_else(|| name.to_owned(), |(field, _)| format!("bounds.{field}"));
@@ -182,7 +187,9 @@ mod tests {
         }
         let fields = bounds[bounds.find("pub struct Bounds").unwrap()..].split('}').next().unwrap();
         for name in names(fields, "pub ").filter(|name| !name.starts_with("struct")) {
-            assert!(table.contains(&format!("bounds.{name}")), "--limits does not print {name}");
+            let made = ["body_bytes", "bodies_bytes"];
+            let printed = if made.contains(&name) { name.replace("_bytes", "_limit(") } else { name.to_owned() };
+            assert!(table.contains(&format!("bounds.{printed}")), "--limits does not print {name}");
         }
     }
 

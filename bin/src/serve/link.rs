@@ -12,6 +12,7 @@ use serde_json::Value;
 use crate::serve::http::Reply;
 use crate::serve::metrics::Metrics;
 use crate::serve::routes::Route;
+use crate::serve::service::Service;
 
 /// Names one request of one connection. A late answer to a reused connection finds another serial and is dropped.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -176,6 +177,8 @@ pub(crate) struct Shared {
     bodies_bytes: AtomicUsize,
     /// Bytes of large answers that were made and not yet read.
     answers_bytes: AtomicUsize,
+    /// What the next may expect who finds no room.
+    pub service: Service,
     /// Counters; taken for a moment by either thread.
     pub metrics: Mutex<Metrics>,
     /// `/v1/models` entry, once a model is loaded.
@@ -214,7 +217,8 @@ impl Shared {
         let metrics = Mutex::new(Metrics::default());
         let state = AtomicU8::new(State::Loading as u8);
         let (bodies_bytes, answers_bytes) = (AtomicUsize::new(0), AtomicUsize::new(0));
-        Self { state, bodies_bytes, answers_bytes, metrics, model: RwLock::new(None), outage: RwLock::default() }
+        let (model, outage, service) = (RwLock::new(None), RwLock::default(), Service::default());
+        Self { state, bodies_bytes, answers_bytes, service, metrics, model, outage }
     }
 
     /// Bytes of all bodies held.

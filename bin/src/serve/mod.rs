@@ -18,8 +18,10 @@ mod chat;
 mod completions;
 mod conns;
 mod entries;
+pub(crate) mod cors;
 pub(crate) mod error;
 mod fields;
+pub mod flags;
 mod front;
 mod gate;
 pub mod gguf_text;
@@ -36,11 +38,14 @@ mod model;
 mod openapi;
 mod params;
 mod parts;
+pub mod probe;
 mod random;
 mod reader;
 mod record;
 pub(crate) mod routes;
 mod schema;
+mod service;
+mod socket;
 mod spec;
 pub mod start;
 mod stats;
@@ -49,7 +54,7 @@ mod text_tools;
 mod tools;
 
 use std::io;
-use std::net::{SocketAddr, ToSocketAddrs as _};
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
@@ -60,31 +65,49 @@ use engine::api::{Command, Event};
 use engine::engine::EngineHandle;
 use engine::limits::Limits;
 use engine::schedule::Dead;
-use mio::net::TcpListener;
 use mio::{Poll, Waker};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 pub(crate) use auth::read_file as read_key_file;
 pub(crate) use chat::prompt as chat_prompt;
+pub use cors::Origins;
 pub use info::{ModelInfo, SamplingDefaults};
 pub use link::Outage;
 pub use model::{Caps, Conversation, RenderError, Rendered, TextModel, ToolStyle};
 pub use record::{Digests, RecordFile};
 pub(crate) use record::{PROMPT_FIELDS, bytes_for as record_bytes};
+pub use socket::Address;
 pub use spec::{MtpOffer, SpecConfig};
 
 use auth::Keys;
+use flags::HttpFlags;
 use front::{Control, Front, WAKER};
 use link::{Bell, Shared, ToFront, ToText};
+use socket::Listener;
 
-/// Bounds of the front that tests shorten.
+/// Bounds of the front, as flags give them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Bounds {
     /// Connections that may do everything; 0 where a host embeds the engine, which has none.
     pub connections: usize,
+    /// Requests of one connection.
+    pub requests: u32,
+    /// Bytes of a request line.
+    pub uri_bytes: usize,
+    /// Bytes of a header block, request line included.
+    pub head_bytes: usize,
+    /// Headers of a request.
+    pub headers: usize,
+    /// Bytes of a body; `None`: as the context asks, see [`Bounds::body_limit`].
+    pub body_bytes: Option<usize>,
+    /// Bytes of all bodies that are read or wait; `None`: see [`Bounds::bodies_limit`].
+    pub bodies_bytes: Option<usize>,
     /// From the first byte of a head to its end.
     pub head_time: Duration,
     /// Between two bytes of a body.
     pub body_idle_time: Duration,
+    /// A whole body.
+    pub body_time: Duration,
     /// Between two requests of a connection.
     pub keep_alive_time: Duration,
     /// What follows an early answer is thrown away for this long before the connection is closed instead.
@@ -93,6 +116,8 @@ pub struct Bounds {
     pub stall_time: Duration,
     /// A request may wait for a slot for this long.
     pub queue_time: Duration,
+    /// Choices that may wait for a slot.
+    pub waiting: usize,
     /// Running requests may finish for this long after a shutdown began.
     pub shutdown_time: Duration,
     /// Unsent bytes of a connection above which its rows pause.
@@ -105,12 +130,20 @@ impl Default for Bounds {
     fn default() -> Self {
         Self {
             connections: limits::CONNECTIONS,
+            requests: limits::REQUESTS_PER_CONNECTION,
+            uri_bytes: limits::URI_BYTES,
+            head_bytes: limits::HEAD_BYTES,
+            headers: limits::HEADERS,
+            body_bytes: None,
+            bodies_bytes: None,
             head_time: limits::HEAD_TIME,
             body_idle_time: limits::BODY_IDLE_TIME,
+            body_time: limits::BODY_TIME,
             keep_alive_time: limits::KEEP_ALIVE_TIME,
             drain_time: limits::DRAIN_TIME,
             stall_time: limits::STALL_TIME,
             queue_time: limits::QUEUE_TIME,
+            waiting: engine::limits::WAITING_MAX,
             shutdown_time: limits::SHUTDOWN_TIME,
             stream_buffer: limits::STREAM_BUFFER_BYTES,
             answers_bytes: limits::ANSWERS_BYTES,
@@ -118,19 +151,60 @@ impl Default for Bounds {
     }
 }
 
+impl Bounds {
+    /// The longest body for a context of `tokens`.
+    pub fn body_limit(&self, tokens: usize) -> usize {
+        self.body_bytes.unwrap_or_else(|| limits::body_bytes(tokens))
+    }
+
+    /// The most bytes of all bodies together; one alone always fits where no flag says how many.
+    pub fn bodies_limit(&self, tokens: usize) -> usize {
+        self.bodies_bytes.unwrap_or_else(|| limits::BODIES_BYTES.max(self.body_limit(tokens)))
+    }
+
+    /// Whether a prompt that fills a context of `tokens` can be sent, however its characters are written.
+    ///
+    /// # Errors
+    /// The flag to change.
+    pub fn check(&self, tokens: usize) -> Result<(), String> {
+        let (body, least) = (self.body_limit(tokens), limits::BODY_BYTES_PER_TOKEN_MIN.saturating_mul(tokens));
+        if body < least {
+            return Err(format!(
+                "--http-max-body {body} bytes cannot carry a prompt of {tokens} tokens, which takes up to {least}; raise it, or \
+                 lower --ctx-size"
+            ));
+        }
+        let all = self.bodies_limit(tokens);
+        if all < body {
+            return Err(format!("--queue-bytes {all} holds no body of the {body} bytes that one may have; raise it"));
+        }
+        Ok(())
+    }
+}
+
 /// How to serve.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Config {
-    /// Address to listen on.
-    pub host: String,
-    /// 0 = any free port.
+    /// Where to listen: names, addresses, `unix:PATH`.
+    pub hosts: Vec<String>,
+    /// 0 = any free port, for each host its own.
     pub port: u16,
+    /// Behind which every path is found too; empty, or like `/llm`.
+    pub prefix: String,
     /// Accepted keys; with those of the file. None at all = open.
     pub api_keys: Vec<String>,
     /// One key per line; read again on SIGHUP.
     pub api_key_file: Option<PathBuf>,
+    /// A key is asked for at `/metrics` too.
+    pub metrics_auth: bool,
+    /// Whose pages may read answers.
+    pub origins: Origins,
+    /// Clients that have closed their sending side are answered.
+    pub half_close: bool,
     /// Largest body in bytes.
     pub body_limit: usize,
+    /// Bytes of all bodies that are read or wait.
+    pub bodies_limit: usize,
     /// Time and buffer bounds.
     pub bounds: Bounds,
 }
@@ -139,13 +213,39 @@ impl Config {
     /// Defaults for a context of `n_ctx` tokens: port `port` of the loopback address, no keys.
     pub fn local(port: u16, n_ctx: usize) -> Self {
         Self {
-            host: "127.0.0.1".to_owned(),
+            hosts: vec!["127.0.0.1".to_owned()],
             port,
+            prefix: String::new(),
             api_keys: Vec::new(),
             api_key_file: None,
-            body_limit: limits::body_bytes(n_ctx),
+            metrics_auth: false,
+            origins: Origins::Any,
+            half_close: false,
+            body_limit: Bounds::default().body_limit(n_ctx),
+            bodies_limit: Bounds::default().bodies_limit(n_ctx),
             bounds: Bounds::default(),
         }
+    }
+
+    /// What flags ask for, for a context of `n_ctx` tokens.
+    ///
+    /// # Errors
+    /// Bounds that such a context does not fit.
+    pub fn of(flags: &HttpFlags, bounds: Bounds, n_ctx: usize) -> Result<Self, String> {
+        bounds.check(n_ctx)?;
+        Ok(Self {
+            hosts: flags.host.clone(),
+            port: flags.port,
+            prefix: flags.api_prefix.clone(),
+            api_keys: flags.api_key.clone(),
+            api_key_file: flags.api_key_file.clone(),
+            metrics_auth: flags.metrics_auth,
+            origins: flags.origins()?,
+            half_close: flags.allow_half_close,
+            body_limit: bounds.body_limit(n_ctx),
+            bodies_limit: bounds.bodies_limit(n_ctx),
+            bounds,
+        })
     }
 }
 
@@ -215,7 +315,7 @@ impl ListenError {
 
 /// A listening server. Answers `loading_model` until [`Server::serve`].
 pub struct Server {
-    address: SocketAddr,
+    addresses: Vec<Address>,
     shared: Arc<Shared>,
     waker: Arc<Waker>,
     control: Sender<Control>,
@@ -261,14 +361,6 @@ impl Handle {
     }
 }
 
-/// A listener; an error names the address that was asked for.
-fn bind(host: &str, port: u16) -> io::Result<TcpListener> {
-    let named = |e: io::Error| io::Error::new(e.kind(), format!("cannot listen on {host} port {port}: {e}"));
-    let no_address = || io::Error::new(io::ErrorKind::InvalidInput, "the host names no address");
-    let mut addresses = (host, port).to_socket_addrs().map_err(named)?;
-    TcpListener::bind(addresses.next().ok_or_else(no_address).map_err(named)?).map_err(named)
-}
-
 impl Server {
     /// Binds and starts to answer.
     ///
@@ -276,8 +368,9 @@ impl Server {
     /// If the address cannot be bound, or the key file cannot be used.
     pub fn start(config: Config) -> Result<Self, ListenError> {
         let keys = Keys::load(&config.api_keys, config.api_key_file.as_deref()).map_err(ListenError::Keys)?;
-        let listener = bind(&config.host, config.port)?;
-        let address = listener.local_addr()?;
+        let listeners: Vec<Listener> =
+            config.hosts.iter().map(|host| Listener::bind(host, config.port)).collect::<io::Result<_>>()?;
+        let addresses = listeners.iter().map(Listener::address).collect::<io::Result<_>>()?;
         let poll = Poll::new()?;
         let bounds = config.bounds;
         let waker = Arc::new(Waker::new(poll.registry(), WAKER)?);
@@ -286,10 +379,10 @@ impl Server {
         let (to_front, from_text) = channel::bounded(limits::MESSAGES_WAITING);
         let (control, take_control) = channel::bounded(16);
         let front =
-            Front::new(poll, listener, Arc::new(config), keys, shared.clone(), to_text, from_text, take_control)?;
+            Front::new(poll, listeners, Arc::new(config), keys, shared.clone(), to_text, from_text, take_control)?;
         let front = thread::Builder::new().name("front".to_owned()).spawn(move || front.run())?;
         Ok(Self {
-            address,
+            addresses,
             shared,
             waker,
             control,
@@ -303,9 +396,18 @@ impl Server {
         })
     }
 
-    /// Where it listens.
+    /// Where it listens, in the order of the hosts.
+    pub fn addresses(&self) -> &[Address] {
+        &self.addresses
+    }
+
+    /// The first of them that is no file.
+    ///
+    /// # Panics
+    /// If all are files.
     pub fn address(&self) -> SocketAddr {
-        self.address
+        let tcp = |address: &Address| if let Address::Tcp(tcp) = address { Some(*tcp) } else { None };
+        self.addresses.iter().find_map(tcp).expect("a host that is no file was asked for")
     }
 
     /// A way to end it.
@@ -374,6 +476,29 @@ pub fn stop(engine: EngineHandle) -> Result<(), Dead> {
         let _ = engine.events.recv_timeout(Duration::from_millis(5));
     }
     engine.join()
+}
+
+/// Lets the process open a socket for every connection, as far as the system allows, and says so where it does not.
+pub fn raise_descriptors(bounds: &Bounds) {
+    let connections = bounds.connections + limits::CONNECTIONS_RESERVED + limits::CONNECTIONS_TURNED_AWAY;
+    let needed = (connections + limits::OTHER_DESCRIPTORS) as u64;
+    let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
+    // No number: there is no limit.
+    let (Some(now), most) = (current, maximum.unwrap_or(u64::MAX)) else { return };
+    if now >= needed {
+        return;
+    }
+    let to = needed.min(most);
+    let raised = setrlimit(Resource::Nofile, Rlimit { current: Some(to), maximum });
+    if raised.is_err() || to < needed {
+        let allowed = if raised.is_ok() { to } else { now };
+        tracing::warn!(
+            allowed,
+            needed,
+            "the system lets this process open fewer files than --http-max-conns may take; further connections will wait to \
+             be accepted: raise the limit (ulimit -n) or lower the flag"
+        );
+    }
 }
 
 /// The table of `--limits`.

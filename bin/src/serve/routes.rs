@@ -82,7 +82,7 @@ const TABLE: &[(&str, Route)] = &[
     ("/apply-template", Route::ApplyTemplate),
 ];
 
-/// Paths of other servers' APIs that clients may try, each with what to use instead. A trailing `*` is a prefix.
+/// Paths of other servers' APIs that clients may try, each with what to use instead. `*` stands for everything below.
 const NOT_IMPLEMENTED: &[(&str, &str)] = &[
     ("/completion", "use POST /v1/completions"),
     ("/infill", "use POST /v1/completions with the model's own fill-in-the-middle markup"),
@@ -93,18 +93,18 @@ const NOT_IMPLEMENTED: &[(&str, &str)] = &[
     ("/rerank", "this server generates text only"),
     ("/reranking", "this server generates text only"),
     ("/v1/score", "this server generates text only"),
-    ("/v1/audio/*", "this server generates text only"),
-    ("/v1/images/*", "this server generates text only"),
+    ("/v1/audio*", "this server generates text only"),
+    ("/v1/images*", "this server generates text only"),
     ("/v1/moderations", "this server generates text only"),
     ("/v1/files*", "send the content in the request"),
     ("/v1/batches*", "send the requests one by one; they are batched here"),
     ("/v1/conversations*", "keep the conversation at the client and send it whole"),
     ("/v1/responses*", "use POST /v1/chat/completions"),
-    ("/responses", "use POST /v1/chat/completions"),
+    ("/responses*", "use POST /v1/chat/completions"),
     ("/v1/messages*", "use POST /v1/chat/completions"),
-    ("/messages", "use POST /v1/chat/completions"),
+    ("/messages*", "use POST /v1/chat/completions"),
     ("/v1/complete", "use POST /v1/completions"),
-    ("/v1/chat/completions/*", "use POST /v1/chat/completions"),
+    ("/v1/chat/completions/control", "use POST /v1/chat/completions"),
     ("/props", "GET /v1/models describes the model"),
     ("/v1/props", "GET /v1/models describes the model"),
     ("/slots*", "GET /metrics has the counters"),
@@ -115,6 +115,15 @@ const NOT_IMPLEMENTED: &[(&str, &str)] = &[
     ("/models/sse", "one model is served, chosen at start"),
 ];
 
+/// What of `path` stands behind the prefix that all paths may have; paths without it are served too.
+pub(crate) fn behind<'a>(prefix: &str, path: &'a str) -> &'a str {
+    match path.strip_prefix(prefix) {
+        Some("") => "/",
+        Some(rest) if rest.starts_with('/') => rest,
+        _ => path,
+    }
+}
+
 /// Finds the route of a decoded path, or the 404 or 501 that it deserves.
 pub(crate) fn find(path: &str) -> Result<Route, ApiError> {
     let trimmed = if path.len() > 1 { path.strip_suffix('/').unwrap_or(path) } else { path };
@@ -123,7 +132,7 @@ pub(crate) fn find(path: &str) -> Result<Route, ApiError> {
     }
     for (pattern, instead) in NOT_IMPLEMENTED {
         let hit = match pattern.strip_suffix('*') {
-            Some(prefix) => trimmed.starts_with(prefix),
+            Some(prefix) => trimmed.strip_prefix(prefix).is_some_and(|rest| rest.is_empty() || rest.starts_with('/')),
             None => trimmed == *pattern,
         };
         if hit {
@@ -160,6 +169,26 @@ mod tests {
         assert_eq!(find("/v1/embeddings").unwrap_err().should_retry, Some(false));
         assert_eq!(find("/models/load").unwrap_err().status, 501);
         assert_eq!(find("/").unwrap_err().status, 404);
+        assert_eq!(find("/v1/files/f/content").unwrap_err().status, 501);
+        assert_eq!(find("/v1/filesystem").unwrap_err().status, 404);
+        assert_eq!(find("/chat/completions/"), Ok(Route::Chat));
+        assert!(find("/apply").unwrap_err().message == "unknown path");
+        assert!(find("/v1/v1/nope").unwrap_err().message == "unknown path");
+    }
+
+    #[test]
+    fn a_prefix_is_taken_off_whole() {
+        for (prefix, path, rest) in [
+            ("", "/health", "/health"),
+            ("/llm", "/llm/health", "/health"),
+            ("/llm", "/llm", "/"),
+            ("/llm", "/llm/", "/"),
+            ("/llm", "/llmx/health", "/llmx/health"),
+            ("/llm", "/health", "/health"),
+            ("/a/b", "/a/b/v1/models", "/v1/models"),
+        ] {
+            assert_eq!(behind(prefix, path), rest, "{prefix} {path}");
+        }
     }
 
     #[test]

@@ -10,7 +10,7 @@ use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use crossbeam::channel::{self, Receiver, Sender, TrySendError};
-use engine::api::{Command, Event, Report};
+use engine::api::{AdmitError, Command, Event, Report};
 use engine::ids::{Ticket, TokenId};
 
 use crate::serve::answer::{Choice, Dialect, Frame};
@@ -357,13 +357,13 @@ impl Text {
             return self.reply(exchange, Reply::from(&error));
         }
         let count = ready.prompts.len() * ready.params.n;
-        if count > limits::CHOICES_WAITING {
+        let most = limits::CHOICES_WAITING.min(self.bounds.waiting);
+        if count > most {
             // Asking again would not help: not even an idle server has room for all of them.
             let message = format!(
-                "{} prompts with n = {} are {count} choices; at most {} fit one request",
+                "{} prompts with n = {} are {count} choices; at most {most} fit one request",
                 ready.prompts.len(),
-                ready.params.n,
-                limits::CHOICES_WAITING
+                ready.params.n
             );
             let error = ApiError::invalid_value("n", message);
             return self.reply(exchange, Reply::from(&error));
@@ -450,6 +450,7 @@ impl Text {
             Event::Finished { finish, report, .. } => {
                 self.state.tickets.remove(&ticket);
                 let counts_prompt = index % job.per_prompt() == 0;
+                self.shared.service.add(report.total_ns.saturating_sub(report.queue_ns));
                 let mut metrics = self.shared.metrics.lock();
                 metrics.open -= 1;
                 metrics.running -= u64::from(job.admitted[index]);
@@ -480,8 +481,12 @@ impl Text {
             Event::Cancelled { .. } => unreachable!("what this thread cancelled is in `gone`"),
             Event::Refused { error, .. } => {
                 self.state.tickets.remove(&ticket);
-                let (admitted, error) = (job.admitted[index], job.refused(&error));
+                let full = matches!(error, AdmitError::QueueFull { .. });
+                let (admitted, mut error) = (job.admitted[index], job.refused(&error));
                 self.uncount(admitted, End::Error);
+                if full {
+                    error.retry_after = Some(self.retry_after());
+                }
                 Outcome::Fail(error)
             }
         };
@@ -536,6 +541,12 @@ impl Text {
             line.written.add(text, tokens);
         }
         self.record(gone.line);
+    }
+
+    /// When who finds the queue full should ask again.
+    fn retry_after(&self) -> u8 {
+        let metrics = self.shared.metrics.lock();
+        self.shared.service.retry_after(metrics.open.saturating_sub(metrics.running), self.reader.slots)
     }
 
     fn begin(&mut self, exchange: Exchange) -> Outcome {

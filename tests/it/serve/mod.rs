@@ -3,6 +3,7 @@
 mod canary;
 mod channels;
 pub mod client;
+mod doors;
 mod errors;
 mod fake;
 mod framing;
@@ -11,5 +12,6 @@ pub mod process;
 mod real;
 mod record;
 mod replay;
+mod rules;
 mod slow;
 mod streaming;

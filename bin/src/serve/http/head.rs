@@ -1,6 +1,6 @@
 //! Request heads: `httparse` reads the grammar, this file refuses everything that two parsers could read differently.
 
-use crate::serve::limits;
+use crate::serve::Bounds;
 
 /// Request method. What is not known by name is still a well-formed request (405).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -93,7 +93,7 @@ pub(crate) enum HeadError {
 /// Looks for the empty line that ends a head. `from` is where an earlier call on the same buffer stopped.
 ///
 /// Returns the length of the head including the empty line, or the offset to go on from.
-pub(crate) fn find_end(buffer: &[u8], from: usize) -> Result<Result<usize, usize>, HeadError> {
+pub(crate) fn find_end(buffer: &[u8], from: usize, bounds: &Bounds) -> Result<Result<usize, usize>, HeadError> {
     if let Some(error) = other_protocol(buffer) {
         return Err(error);
     }
@@ -107,7 +107,7 @@ pub(crate) fn find_end(buffer: &[u8], from: usize) -> Result<Result<usize, usize
                 }
                 first_line_done = true;
                 if at >= 3 && &buffer[at - 3..=at] == b"\r\n\r\n" {
-                    return if at + 1 > limits::HEAD_BYTES { Err(HeadError::TooLarge) } else { Ok(Ok(at + 1)) };
+                    return if at + 1 > bounds.head_bytes { Err(HeadError::TooLarge) } else { Ok(Ok(at + 1)) };
                 }
             }
             b'\r' => match buffer.get(at + 1) {
@@ -118,10 +118,10 @@ pub(crate) fn find_end(buffer: &[u8], from: usize) -> Result<Result<usize, usize
             0 => return Err(HeadError::Bad("a NUL byte in the head")),
             _ => {}
         }
-        if !first_line_done && at >= limits::URI_BYTES {
+        if !first_line_done && at >= bounds.uri_bytes {
             return Err(HeadError::UriTooLong);
         }
-        if at >= limits::HEAD_BYTES {
+        if at >= bounds.head_bytes {
             return Err(HeadError::TooLarge);
         }
         at += 1;
@@ -145,8 +145,8 @@ fn other_protocol(buffer: &[u8]) -> Option<HeadError> {
 }
 
 /// Parses one whole head (as delimited by [`find_end`]).
-pub(crate) fn parse(bytes: &[u8]) -> Result<Head, HeadError> {
-    let mut storage = [httparse::EMPTY_HEADER; limits::HEADERS];
+pub(crate) fn parse(bytes: &[u8], bounds: &Bounds) -> Result<Head, HeadError> {
+    let mut storage = vec![httparse::EMPTY_HEADER; bounds.headers];
     let mut request = httparse::Request::new(&mut storage);
     match request.parse(bytes) {
         Ok(httparse::Status::Complete(_)) => {}
@@ -273,9 +273,13 @@ fn percent_decode(path: &str) -> Option<String> {
 mod tests {
     use super::*;
 
+    fn end_of(buffer: &[u8], from: usize) -> Result<Result<usize, usize>, HeadError> {
+        find_end(buffer, from, &Bounds::default())
+    }
+
     fn check(head: &str) -> Result<Head, HeadError> {
-        match find_end(head.as_bytes(), 0)? {
-            Ok(end) => parse(&head.as_bytes()[..end]),
+        match end_of(head.as_bytes(), 0)? {
+            Ok(end) => parse(&head.as_bytes()[..end], &Bounds::default()),
             Err(_) => panic!("no end found in {head:?}"),
         }
     }
@@ -334,18 +338,19 @@ mod tests {
 
     #[test]
     fn limits_are_seen_before_the_end() {
-        let long = format!("GET /{} ", "a".repeat(limits::URI_BYTES));
-        assert_eq!(find_end(long.as_bytes(), 0), Err(HeadError::UriTooLong));
-        let wide = format!("GET / HTTP/1.1\r\nX: {}", "a".repeat(limits::HEAD_BYTES));
-        assert_eq!(find_end(wide.as_bytes(), 0), Err(HeadError::TooLarge));
-        let many = format!("GET / HTTP/1.1\r\nHost: h\r\n{}\r\n", "X: y\r\n".repeat(limits::HEADERS));
+        let bounds = Bounds::default();
+        let long = format!("GET /{} ", "a".repeat(bounds.uri_bytes));
+        assert_eq!(end_of(long.as_bytes(), 0), Err(HeadError::UriTooLong));
+        let wide = format!("GET / HTTP/1.1\r\nX: {}", "a".repeat(bounds.head_bytes));
+        assert_eq!(end_of(wide.as_bytes(), 0), Err(HeadError::TooLarge));
+        let many = format!("GET / HTTP/1.1\r\nHost: h\r\n{}\r\n", "X: y\r\n".repeat(bounds.headers));
         assert_eq!(check(&many).err(), Some(HeadError::TooLarge));
     }
 
     #[test]
     fn other_protocols_are_named() {
-        assert!(matches!(find_end(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 0), Err(HeadError::OtherProtocol(_))));
-        assert!(matches!(find_end(&[0x16, 3, 1, 0], 0), Err(HeadError::OtherProtocol(_))));
+        assert!(matches!(end_of(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 0), Err(HeadError::OtherProtocol(_))));
+        assert!(matches!(end_of(&[0x16, 3, 1, 0], 0), Err(HeadError::OtherProtocol(_))));
     }
 
     #[test]
@@ -353,9 +358,9 @@ mod tests {
         let head = b"GET /a HTTP/1.1\r\nHost: h\r\n\r\n";
         let mut from = 0;
         for cut in 1..head.len() {
-            from = find_end(&head[..cut], from).unwrap().expect_err("an end inside the head");
+            from = end_of(&head[..cut], from).unwrap().expect_err("an end inside the head");
         }
-        assert_eq!(find_end(head, from).unwrap(), Ok(head.len()));
+        assert_eq!(end_of(head, from).unwrap(), Ok(head.len()));
     }
 
     #[test]

@@ -103,7 +103,7 @@ fn serve_args(flags: &ReplayFlags) -> Result<ServeArgs, ReplayError> {
     low.model = run.model.clone();
     low.draft = flags.draft;
     // Those of the environment are for servers that others reach.
-    low.api_key = Vec::new();
+    low.http.api_key = Vec::new();
     low.sidecar.spec_draft_model = run.draft_model.clone();
     low.size.ctx_size = flags.ctx_size;
     low.size.parallel = flags.concurrency;

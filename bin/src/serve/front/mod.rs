@@ -1,25 +1,26 @@
 //! front: the one thread that owns sockets. Accepts, frames, checks what needs no JSON, hands requests to `text` and
 //! writes what comes back. Never waits for anything but the poll.
 
+mod intake;
+
 use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crossbeam::channel::{Receiver, Sender, TryRecvError, TrySendError};
-use mio::net::TcpListener;
-use mio::{Events, Interest, Poll, Token};
+use mio::{Events, Poll, Token};
 
 use crate::serve::auth::Keys;
-use crate::serve::conns::{Asked, Busy, Conn, Phase, Reading, set_options};
+use crate::serve::conns::{Conn, Phase};
 use crate::serve::error::ApiError;
-use crate::serve::gate::{Decision, Gate};
-use crate::serve::http::{Decoder, Head, HeadError, Method, Reply, head, response};
-use crate::serve::link::{Body, Exchange, Request, Shared, State, ToFront, ToText};
+use crate::serve::http::{Reply, response};
+use crate::serve::link::{Exchange, Shared, State, ToFront, ToText};
 use crate::serve::random::Random;
-use crate::serve::routes::{self, Route};
+use crate::serve::socket::{Listener, Stream};
 use crate::serve::{Config, Exit, limits};
 
-const LISTENER: Token = Token(0);
+/// All listeners: each is asked which of them has news.
+const LISTENERS: Token = Token(0);
 pub(crate) const WAKER: Token = Token(1);
 const FIRST_CONN: usize = 2;
 /// Connections accepted before those that are there have their turn.
@@ -39,7 +40,8 @@ pub(crate) enum Control {
 /// The thread's state.
 pub(crate) struct Front {
     poll: Poll,
-    listener: Option<TcpListener>,
+    /// None once a shutdown has begun.
+    listeners: Vec<Listener>,
     conns: Vec<Option<Box<Conn>>>,
     free: Vec<usize>,
     /// Connections of the table that were turned away.
@@ -70,7 +72,7 @@ impl Front {
     #[allow(clippy::too_many_arguments, reason = "every end of every channel, once")]
     pub(crate) fn new(
         poll: Poll,
-        mut listener: TcpListener,
+        mut listeners: Vec<Listener>,
         config: Arc<Config>,
         keys: Keys,
         shared: Arc<Shared>,
@@ -78,10 +80,12 @@ impl Front {
         from_text: Receiver<ToFront>,
         control: Receiver<Control>,
     ) -> io::Result<Self> {
-        poll.registry().register(&mut listener, LISTENER, Interest::READABLE)?;
+        for listener in &mut listeners {
+            listener.register(poll.registry(), LISTENERS)?;
+        }
         Ok(Self {
             poll,
-            listener: Some(listener),
+            listeners,
             conns: Vec::new(),
             free: Vec::new(),
             turned_away: 0,
@@ -117,15 +121,16 @@ impl Front {
             }
             for event in &events {
                 match event.token() {
-                    LISTENER => self.accepting = true,
+                    LISTENERS => self.accepting = true,
                     WAKER => {}
                     Token(n) => {
                         // An unknown token belongs to a connection closed in this very round.
                         if let Some(conn) = self.conns.get_mut(n - FIRST_CONN).and_then(Option::as_mut) {
                             conn.mark_readable();
-                            conn.eof |= event.is_error() || event.is_write_closed();
+                            let gone = event.is_error() || event.is_write_closed();
+                            conn.eof |= gone;
                             // Seen even while nothing is read from this connection.
-                            conn.half_closed |= event.is_read_closed();
+                            conn.gone |= gone || event.is_read_closed() && !self.config.half_close;
                             if !conn.queued {
                                 self.drive(n - FIRST_CONN);
                             }
@@ -161,20 +166,30 @@ impl Front {
     }
 
     fn accept(&mut self) {
+        if !std::mem::take(&mut self.accepting) {
+            return;
+        }
+        for listener in 0..self.listeners.len() {
+            let more = self.accept_from(listener);
+            self.accepting |= more;
+        }
+    }
+
+    /// Whether more may wait there.
+    fn accept_from(&mut self, listener: usize) -> bool {
         for _ in 0..ACCEPTS_PER_ROUND {
-            let Some(listener) = self.listener.as_ref().filter(|_| self.accepting) else { break };
-            match listener.accept() {
-                Ok((stream, _)) => self.admit(stream),
-                Err(e) if e.kind() == io::ErrorKind::WouldBlock => self.accepting = false,
+            match self.listeners[listener].accept() {
+                Ok(stream) => self.admit(stream),
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => return false,
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => {
                     // Out of descriptors, or a peer that left already: the listener itself is still good.
                     tracing::warn!(%error, "accept failed");
-                    self.accepting = false;
+                    return false;
                 }
             }
         }
-        self.accepting &= self.listener.is_some();
+        true
     }
 
     /// Another turn for each connection that needed more than one.
@@ -187,11 +202,10 @@ impl Front {
         }
     }
 
-    fn admit(&mut self, stream: mio::net::TcpStream) {
+    fn admit(&mut self, stream: Stream) {
         let live = self.conns.len() - self.free.len() - self.turned_away;
         let most = self.config.bounds.connections;
         let now = Instant::now();
-        set_options(&stream);
         let mut conn = Box::new(Conn::new(stream, now, live >= most));
         if live >= most + limits::CONNECTIONS_RESERVED {
             self.answer_and_close(&mut conn, None, &Reply::from(&ApiError::no_slot()), now);
@@ -207,8 +221,7 @@ impl Front {
             self.conns.push(None);
             self.conns.len() - 1
         });
-        let interest = Interest::READABLE | Interest::WRITABLE;
-        if let Err(error) = self.poll.registry().register(&mut conn.stream, Token(index + FIRST_CONN), interest) {
+        if let Err(error) = conn.stream.register(self.poll.registry(), Token(index + FIRST_CONN)) {
             tracing::warn!(%error, "cannot watch a connection");
             self.turned_away -= usize::from(conn.turned_away);
             self.free.push(index);
@@ -259,9 +272,11 @@ impl Front {
                 if conn.eof {
                     return false;
                 }
-            } else if (conn.eof || conn.half_closed) && matches!(conn.phase, Phase::Busy(_)) {
+            } else if matches!(conn.phase, Phase::Busy(_)) {
                 // Who closes a side while an answer is being made has gone: nothing is generated for nobody.
-                return false;
+                if conn.gone || conn.eof && !self.config.half_close {
+                    return false;
+                }
             } else if conn.eof && !moved && conn.unsent() == 0 && !conn.held_back() {
                 return false;
             } else if conn.close_pending() && conn.unsent() == 0 {
@@ -301,216 +316,6 @@ impl Front {
                 }
             }
             Phase::Busy(_) | Phase::Linger { .. } => false,
-        }
-    }
-
-    fn advance_head(&mut self, conn: &mut Conn, index: usize, now: Instant) -> bool {
-        // A client that pipelines but does not read waits until its answers are taken.
-        if conn.unsent() > self.config.bounds.stream_buffer || !conn.may_begin() {
-            return false;
-        }
-        if conn.scanned == 0 {
-            let lines = head::empty_lines(&conn.input);
-            conn.input.consume(2 * lines);
-            conn.empty_lines += lines;
-            if conn.empty_lines > limits::EMPTY_LINES {
-                self.refuse_head(conn, HeadError::Bad("too many empty lines before a request"), now);
-                return true;
-            }
-        }
-        if conn.input.is_empty() {
-            return false;
-        }
-        if let Phase::Head { since, started } = &mut conn.phase
-            && !*started
-        {
-            (*since, *started) = (now, true);
-        }
-        match head::find_end(&conn.input, conn.scanned).and_then(|end| match end {
-            Ok(end) => head::parse(&conn.input[..end]).map(|head| Some((head, end))),
-            Err(scanned) => {
-                conn.scanned = scanned;
-                Ok(None)
-            }
-        }) {
-            Ok(None) => false,
-            Ok(Some((head, end))) => {
-                conn.input.consume(end);
-                conn.scanned = 0;
-                self.begin(conn, index, head, now);
-                true
-            }
-            Err(error) => {
-                self.refuse_head(conn, error, now);
-                true
-            }
-        }
-    }
-
-    fn refuse_head(&mut self, conn: &mut Conn, error: HeadError, now: Instant) {
-        let reply = match error {
-            HeadError::Bad(rule) => Reply::from(&ApiError::bad_request(rule)),
-            HeadError::UriTooLong => Reply::from(&ApiError::uri_too_long(limits::URI_BYTES)),
-            HeadError::TooLarge => Reply::from(&ApiError::headers_too_large()),
-            HeadError::OtherProtocol(text) => Reply::text(400, "text/plain; charset=utf-8", text),
-        };
-        self.answer_and_close(conn, None, &reply, now);
-    }
-
-    /// Answers something that leaves the connection out of step.
-    fn answer_and_close(&mut self, conn: &mut Conn, asked: Option<Asked>, reply: &Reply, now: Instant) {
-        conn.close = true;
-        let asked = asked.unwrap_or_else(|| Asked {
-            route: "other",
-            method: Method::Other,
-            http11: true,
-            keep_alive: false,
-            request_id: self.random.id("req_"),
-            received: now,
-        });
-        conn.push_reply(&asked, reply, now);
-        conn.input.clear();
-        self.count(&asked, reply.status);
-        conn.next_request(now);
-    }
-
-    fn count(&self, asked: &Asked, status: u16) {
-        self.shared.metrics.lock().http(asked.route, asked.method.label(), status);
-        let ms = asked.received.elapsed().as_millis() as u64;
-        tracing::info!(id = asked.request_id, route = asked.route, status, ms, "request");
-    }
-
-    fn begin(&mut self, conn: &mut Conn, index: usize, head: Head, now: Instant) {
-        conn.count_request();
-        let request_id = match head.header("x-request-id") {
-            Some(id) if (1..=128).contains(&id.len()) && id.bytes().all(|b| b.is_ascii_graphic()) => id.to_owned(),
-            _ => self.random.id("req_"),
-        };
-        let route = routes::find(&head.path);
-        let mut asked = Asked {
-            route: route.as_ref().map_or("other", Route::label),
-            method: head.method,
-            http11: head.http11,
-            keep_alive: head.keep_alive && conn.served < limits::REQUESTS_PER_CONNECTION,
-            request_id,
-            received: now,
-        };
-        let gate = Gate {
-            shared: &self.shared,
-            keys: &self.keys,
-            body_limit: self.config.body_limit,
-            bodies_bytes: self.shared.bodies_bytes(),
-            reserved: conn.reserved,
-            queue_full: self.to_text.is_full(),
-        };
-        let decision = gate.decide(&head, route).unwrap_or_else(|error| Decision::Answer(Reply::from(&error)));
-        let decoder = Decoder::new(head.framing);
-        match decision {
-            Decision::Read(route) => {
-                if head.expects_continue && conn.input.is_empty() && !decoder.done() {
-                    conn.push(b"HTTP/1.1 100 Continue\r\n\r\n", now);
-                }
-                if decoder.done() {
-                    let none = Body::new(Vec::new(), Arc::clone(&self.shared));
-                    self.dispatch(conn, index, &head, route, asked, none, now);
-                } else {
-                    let reading = Reading { head, route, asked, decoder, body: Vec::new(), since: now, last: now };
-                    conn.phase = Phase::Body(Box::new(reading));
-                }
-            }
-            Decision::Answer(reply) => {
-                let too_long = matches!(decoder, Decoder::Length(n) if n > limits::DRAIN_BYTES as u64);
-                // A client that waits for `100 Continue` may or may not send the body now: only closing is safe.
-                if !decoder.done() && (head.expects_continue || too_long) {
-                    self.answer_and_close(conn, Some(asked), &reply, now);
-                    return;
-                }
-                if reply.status == 503 {
-                    asked.keep_alive &= self.shared.state() == State::Loading;
-                }
-                conn.push_reply(&asked, &reply, now);
-                self.count(&asked, reply.status);
-                if decoder.done() {
-                    conn.next_request(now);
-                } else {
-                    let until = now + self.config.bounds.drain_time;
-                    conn.phase = Phase::Drain { decoder, left: limits::DRAIN_BYTES, until };
-                }
-            }
-        }
-    }
-
-    fn advance_body(&mut self, conn: &mut Conn, index: usize, now: Instant) -> bool {
-        let Phase::Body(reading) = &mut conn.phase else { return false };
-        if conn.input.is_empty() {
-            return false;
-        }
-        reading.last = now;
-        let Reading { decoder, body, .. } = &mut **reading;
-        let before = body.len();
-        let fed = decoder.feed(&conn.input, |bytes| body.extend_from_slice(bytes));
-        let (grown, done) = (body.len() - before, decoder.done());
-        self.shared.bodies_more(grown);
-        // A chunk that is too long is not waited for.
-        let whole = decoder.announced().saturating_add(body.len() as u64);
-        let over = if whole > self.config.body_limit as u64 {
-            Some(ApiError::too_large(self.config.body_limit))
-        } else if self.shared.bodies_bytes() > limits::BODIES_BYTES {
-            Some(ApiError::queue_full(1))
-        } else {
-            None
-        };
-        let error = match fed {
-            Err(error) => Some(ApiError::bad_request(error.0)),
-            Ok(n) => {
-                conn.input.consume(n);
-                over
-            }
-        };
-        if error.is_none() && !done {
-            return false;
-        }
-        let Phase::Body(reading) = std::mem::replace(&mut conn.phase, Phase::Head { since: now, started: false })
-        else {
-            unreachable!("matched above")
-        };
-        let Reading { head, route, asked, body, .. } = *reading;
-        let body = Body::new(body, Arc::clone(&self.shared));
-        match error {
-            Some(error) => self.answer_and_close(conn, Some(asked), &Reply::from(&error), now),
-            None => self.dispatch(conn, index, &head, route, asked, body, now),
-        }
-        true
-    }
-
-    #[allow(clippy::too_many_arguments, reason = "the parts of a request, moved once")]
-    fn dispatch(
-        &mut self,
-        conn: &mut Conn,
-        index: usize,
-        head: &Head,
-        route: Route,
-        mut asked: Asked,
-        body: Body,
-        now: Instant,
-    ) {
-        asked.received = now;
-        self.serial += 1;
-        let exchange = Exchange { conn: index, serial: self.serial };
-        let session =
-            head.header("x-session-id").map(|s| s.chars().filter(|c| c.is_ascii_graphic()).take(128).collect());
-        let request = Box::new(Request { exchange, route, body, received: now, session });
-        match self.to_text.try_send(ToText::Request(request)) {
-            Ok(()) => conn.phase = Phase::Busy(Box::new(Busy { serial: self.serial, asked, open: false })),
-            Err(refused) => {
-                let error = match refused {
-                    TrySendError::Full(_) => ApiError::queue_full(1),
-                    TrySendError::Disconnected(_) => ApiError::engine("the engine has ended"),
-                };
-                conn.push_reply(&asked, &Reply::from(&error), now);
-                self.count(&asked, error.status);
-                conn.next_request(now);
-            }
         }
     }
 
@@ -573,7 +378,7 @@ impl Front {
     /// No request can be answered any more.
     fn die(&mut self) {
         self.shared.advance(State::Dead);
-        self.listener = None;
+        self.listeners.clear();
         self.exit = Some(Exit::Internal);
         self.ends_at.get_or_insert((Instant::now() + limits::DRAIN_TIME, true));
     }
@@ -638,7 +443,7 @@ impl Front {
 
     /// The connection is over; tells `text` if it was answering.
     fn bury(&mut self, mut conn: Conn, index: usize) {
-        let _ = self.poll.registry().deregister(&mut conn.stream);
+        let _ = conn.stream.deregister(self.poll.registry());
         self.shared.metrics.lock().sent(conn.sent_bytes);
         self.turned_away -= usize::from(conn.turned_away);
         match &conn.phase {
@@ -705,7 +510,7 @@ impl Front {
                 },
                 Control::Shutdown => {
                     self.shared.advance(State::Draining);
-                    self.listener = None;
+                    self.listeners.clear();
                     self.ends_at.get_or_insert((Instant::now() + self.config.bounds.shutdown_time, false));
                     self.note(ToText::Drain);
                 }

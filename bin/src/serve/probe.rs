@@ -1,0 +1,153 @@
+//! What comes from clients, read as the front and `text` read it, but without sockets and without an engine: for whoever
+//! wants to know what they make of any bytes at all.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use crate::serve::http::{Decoder, HeadError, Method, head};
+use crate::serve::link::{Body, Exchange, Request, Shared};
+use crate::serve::random::Random;
+use crate::serve::reader::{Read, Reader};
+use crate::serve::routes::{self, Route};
+use crate::serve::{Bounds, ModelInfo, SpecConfig, TextModel, limits};
+
+/// A request that was read whole.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Seen {
+    /// Percent-decoded.
+    pub path: String,
+    /// Behind the `?`, percent-decoded.
+    pub query: String,
+    /// Its body, without the framing.
+    pub body: Vec<u8>,
+    /// Another request may follow.
+    pub keep_alive: bool,
+}
+
+/// What a connection's bytes come to.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Stream {
+    /// The requests, in order.
+    pub requests: Vec<Seen>,
+    /// Why the rest is no request; `None` where more bytes could make it one.
+    pub refused: Option<String>,
+    /// Bytes of whole requests and of empty lines before them.
+    pub used: usize,
+}
+
+/// Reads the bytes of a connection that come in pieces of `piece`, at least 1.
+pub fn stream(bytes: &[u8], piece: usize, bounds: &Bounds) -> Stream {
+    let mut out = Stream::default();
+    let mut wire = Wire { reading: None, scanned: 0, empty_lines: 0 };
+    let mut input = Vec::new();
+    for part in bytes.chunks(piece) {
+        input.extend_from_slice(part);
+        loop {
+            match wire.step(&input, bounds, &mut out) {
+                Ok(0) => break,
+                Ok(used) => {
+                    input.drain(..used);
+                    out.used += used;
+                }
+                Err(why) => {
+                    out.refused = Some(why);
+                    return out;
+                }
+            }
+        }
+    }
+    out
+}
+
+/// Where a connection stands between two pieces.
+struct Wire {
+    reading: Option<(Seen, Decoder)>,
+    scanned: usize,
+    empty_lines: usize,
+}
+
+impl Wire {
+    /// One step; how much of the input it took. Nothing where more is needed.
+    fn step(&mut self, input: &[u8], bounds: &Bounds, out: &mut Stream) -> Result<usize, String> {
+        if let Some((seen, decoder)) = &mut self.reading {
+            let body = &mut seen.body;
+            let used =
+                decoder.feed(input, |bytes| body.extend_from_slice(bytes)).map_err(|error| error.0.to_owned())?;
+            if decoder.done() {
+                out.requests.extend(self.reading.take().map(|(seen, _)| seen));
+            }
+            return Ok(used);
+        }
+        if self.scanned == 0 {
+            let lines = head::empty_lines(input);
+            self.empty_lines += lines;
+            if self.empty_lines > limits::EMPTY_LINES {
+                return Err("too many empty lines before a request".to_owned());
+            }
+            if lines > 0 {
+                return Ok(2 * lines);
+            }
+        }
+        let refused = |error| match error {
+            HeadError::Bad(rule) => rule.to_owned(),
+            HeadError::UriTooLong => "the request line is too long".to_owned(),
+            HeadError::TooLarge => "the head is too large".to_owned(),
+            HeadError::OtherProtocol(text) => text.to_owned(),
+        };
+        match head::find_end(input, self.scanned, bounds).map_err(refused)? {
+            Err(scanned) => {
+                self.scanned = scanned;
+                Ok(0)
+            }
+            Ok(end) => {
+                let head = head::parse(&input[..end], bounds).map_err(refused)?;
+                (self.scanned, self.empty_lines) = (0, 0);
+                let decoder = Decoder::new(head.framing);
+                let seen = Seen { path: head.path, query: head.query, body: Vec::new(), keep_alive: head.keep_alive };
+                if decoder.done() {
+                    out.requests.push(seen);
+                } else {
+                    self.reading = Some((seen, decoder));
+                }
+                Ok(end)
+            }
+        }
+    }
+}
+
+/// What a body comes to.
+#[derive(Clone, PartialEq, Debug)]
+pub enum Outcome {
+    /// The engine would have these prompts, of so many tokens.
+    Prompts(Vec<usize>),
+    /// An answer: its status and body.
+    Answer(u16, Vec<u8>),
+}
+
+/// Reads bodies of requests for one model.
+pub struct Bodies {
+    reader: Reader,
+    shared: Arc<Shared>,
+}
+
+impl Bodies {
+    /// For a model whose engine runs `slots` choices at once.
+    pub fn new(model: Arc<dyn TextModel>, info: ModelInfo, spec: SpecConfig, slots: usize) -> Self {
+        let caps = model.caps();
+        let reader = Reader { model, caps, info, spec, slots, random: Random::new(), keep_bodies: false };
+        Self { reader, shared: Arc::new(Shared::new()) }
+    }
+
+    /// Reads the body of a POST to `path`; `None` for a path that takes none.
+    pub fn read(&mut self, path: &str, body: &[u8]) -> Option<Outcome> {
+        let route: Route = routes::find(path).ok().filter(|route| route.check_method(Method::Post).is_ok())?;
+        self.shared.bodies_more(body.len());
+        let body = Body::new(body.to_vec(), Arc::clone(&self.shared));
+        let exchange = Exchange { conn: 0, serial: 0 };
+        let request = Request { exchange, route, body, received: Instant::now(), session: None };
+        Some(match self.reader.read(request).read {
+            Read::Answer(reply) => Outcome::Answer(reply.status, reply.body),
+            Read::Ready(ready) => Outcome::Prompts(ready.prompts.iter().map(Vec::len).collect()),
+        })
+    }
+}
