@@ -9,6 +9,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use crate::channels::{Markers, Said};
+use crate::constraint::Constraint;
 use crate::ids::{RequestId, Ticket, TokenId};
 use crate::step::{Fault, LogitEdit};
 
@@ -158,7 +159,7 @@ pub struct Stop {
 }
 
 /// One choice to generate. Everything that can be refused by its form was refused by the front end.
-#[derive(Clone, PartialEq, Debug)]
+#[derive(Clone, Debug)]
 pub struct Submission {
     /// The sender's name for it; events carry it back.
     pub ticket: Ticket,
@@ -183,6 +184,8 @@ pub struct Submission {
     /// A choice before it with the same prompt and rules but for the choice index: where that has just computed the
     /// prompt, this one goes on as a copy of it; it waits for that as long as it is under way.
     pub sibling: Option<Ticket>,
+    /// What its tokens may be, beyond `sampling`. A choice that goes on as a copy goes on with a copy of the other's.
+    pub constraint: Option<Box<dyn Constraint>>,
 }
 
 impl Submission {
@@ -200,12 +203,13 @@ impl Submission {
             markers: None,
             cache: Some(0),
             sibling: None,
+            constraint: None,
         }
     }
 }
 
 /// Front end to engine.
-#[derive(Clone, PartialEq, Debug)]
+#[derive(Clone, Debug)]
 pub enum Command {
     /// Queue a choice.
     Submit(Box<Submission>),
@@ -374,7 +378,7 @@ impl Event {
 pub struct DraftCounts {
     /// Produced by a proposer.
     pub proposed: u64,
-    /// Cut before verification (room, pages, window).
+    /// Cut before verification (room, pages, window, constraint).
     pub trimmed: u64,
     /// Was a row of a verify pass.
     pub drafted: u64,
@@ -480,12 +484,17 @@ pub struct Report {
     pub plain: u64,
     /// Tokens taken from prompt logits, i.e. committed by the request's first decode step.
     pub first: u64,
-    /// Target-chosen tokens committed by later steps.
+    /// Target-chosen tokens committed by later steps. With the forced ones of those steps they are the steps whose walk
+    /// did not end inside the drafts.
     pub bonus: u64,
-    /// Tokens committed by rule without a draw.
+    /// Tokens that no draft had foreseen, committed where the constraint left one token alone.
     pub forced: u64,
     /// Tokens of thinking among the completion's, its markers included.
     pub reasoning: u64,
+    /// Drafts trimmed because the constraint does not allow them.
+    pub trimmed_constraint: u64,
+    /// Time that masks of window rows took.
+    pub mask_ns: u64,
     /// All proposers.
     pub total: DraftCounts,
     /// The MTP block.

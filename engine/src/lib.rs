@@ -5,6 +5,7 @@ pub mod accept;
 pub mod api;
 pub mod channels;
 pub mod clock;
+pub mod constraint;
 pub mod cost;
 pub mod engine;
 pub mod exec;

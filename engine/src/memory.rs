@@ -22,6 +22,7 @@ use crate::model::plan::Plan;
 use crate::model::tensors::Source;
 use crate::model::{Config, Model};
 use crate::rules::History;
+use crate::tables::constraints::Constraints;
 use crate::tables::counters::Counters;
 use crate::tables::outbox::Outbox;
 use crate::tables::output::Outputs;
@@ -277,6 +278,7 @@ fn ledger(limits: &Limits, vocab: usize, stateful: bool) -> Vec<Part> {
         Requests::bytes_for(slots),
         Survival::bytes_for(slots),
         Outputs::bytes_for(slots),
+        Constraints::bytes_for(slots),
         Counters::bytes_for(slots, window_max),
         Plans::bytes_for(slots),
         Windows::bytes_for(slots, window_max),
@@ -284,6 +286,8 @@ fn ledger(limits: &Limits, vocab: usize, stateful: bool) -> Vec<Part> {
     ];
     // A place of a bounded channel is a message and its stamp.
     let place = |message: usize| message + size_of::<usize>();
+    // A mask for every row that a step may have; each is made once, and copied on its way to another process.
+    let masks = limits.step_rows.saturating_mul(vocab.div_ceil(32)).saturating_mul(size_of::<u32>());
     let channels =
         crate::engine::commands_max(limits) * place(size_of::<Command>()) + events * place(size_of::<Event>());
     vec![
@@ -294,6 +298,7 @@ fn ledger(limits: &Limits, vocab: usize, stateful: bool) -> Vec<Part> {
         Part::memory("penalties", History::bytes_for(vocab)),
         Part::memory("request tables", per_slot.iter().sum()),
         Part::memory("channels", channels),
+        Part::bound("masks of constraints", masks),
         Part::bound("prompts that wait", waiting.saturating_mul(context).saturating_mul(size_of::<TokenId>())),
     ]
 }

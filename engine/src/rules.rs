@@ -128,7 +128,7 @@ impl History {
 
 /// Tokens that may not be chosen at a completion position: the model's end tokens under `ignore_eos`, every end token
 /// before `min_tokens`.
-pub fn banned<'a>(stop: &'a Stop, pieces: &'a Pieces, position: u32) -> impl Iterator<Item = TokenId> + 'a {
+pub fn banned<'a>(stop: &'a Stop, pieces: &'a Pieces, position: u32) -> impl Iterator<Item = TokenId> + Clone + 'a {
     let early = position < stop.min_tokens;
     let model = if stop.ignore_eos || early { pieces.end_tokens() } else { &[] };
     let own = if early { stop.tokens.as_slice() } else { &[] };

@@ -114,7 +114,7 @@ fn rank_order(logits: &[f32], a: u32, b: u32) -> Ordering {
 /// `vocab.div_ceil(32)` words. Edits of ids past the vocabulary are nothing.
 ///
 /// # Errors
-/// [`Fault::NonFinite`] when no finite logit is left after mask and edits.
+/// [`Fault::NonFinite`] when no logit is finite, [`Fault::Barred`] when mask and edits leave no finite one.
 ///
 /// # Panics
 /// If the mask is too short.
@@ -144,7 +144,7 @@ pub fn choose(
             *l = old;
         }
     }
-    chosen.ok_or(Fault::NonFinite)
+    chosen.ok_or_else(|| if logits.iter().any(|l| l.is_finite()) { Fault::Barred } else { Fault::NonFinite })
 }
 
 fn sample(
@@ -336,8 +336,12 @@ mod tests {
             let mut one = [f32::NAN, -3.0e38, f32::INFINITY];
             assert_eq!(choose(&mut one, &mut scratch, &f, 0, &[], None), Ok(TokenId(1)));
             let mut masked = [1.0, 2.0];
-            assert_eq!(choose(&mut masked, &mut scratch, &f, 0, &[], Some(&[0])), Err(Fault::NonFinite));
+            assert_eq!(choose(&mut masked, &mut scratch, &f, 0, &[], Some(&[0])), Err(Fault::Barred));
             let ban = LogitEdit { token: TokenId(1), repeat: 1.0, add: f32::NEG_INFINITY };
+            assert_eq!(choose(&mut masked, &mut scratch, &f, 0, &[ban], Some(&[0b10])), Err(Fault::Barred));
+            assert_eq!(choose(&mut none, &mut scratch, &f, 0, &[ban], Some(&[0])), Err(Fault::NonFinite));
+            let mut other = [f32::NAN, 2.0];
+            assert_eq!(choose(&mut other, &mut scratch, &f, 0, &[], Some(&[0b01])), Err(Fault::Barred));
             assert_eq!(choose(&mut masked, &mut scratch, &f, 0, &[ban], None), Ok(TokenId(0)));
             assert_eq!(masked, [1.0, 2.0]);
         }

@@ -211,6 +211,16 @@ pub struct RowRules {
 /// [`RowRules::top_n`] of a row whose log-probabilities are not wanted.
 pub const NO_LOGPROBS: u32 = u32::MAX;
 
+impl RowRules {
+    /// The mask of a rule, of a vocabulary of `vocab` tokens; `None` where everything is allowed.
+    pub fn mask_of(&self, rule: usize, vocab: usize) -> Option<&[u32]> {
+        match self.mask.get(rule) {
+            None | Some(&u32::MAX) => None,
+            Some(&first) => Some(&self.mask_word[first as usize..][..vocab.div_ceil(32)]),
+        }
+    }
+}
+
 impl MtpWork {
     /// Empties every column and keeps its capacity.
     pub fn clear(&mut self) {
@@ -265,8 +275,10 @@ pub struct Step {
 /// Why a row could not be decided, or a prompt not be computed; ends its own request only.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, Serialize, Deserialize)]
 pub enum Fault {
-    /// No logit of the row is finite, or the mask leaves none.
+    /// No logit of the row is finite.
     NonFinite,
+    /// Finite logits there are, and mask and bans leave none of them.
+    Barred,
     /// The Executor has lost the sequence: nothing of it is left but what the Ledger has.
     Lost,
 }

@@ -13,6 +13,7 @@ use crate::pieces::Pieces;
 use crate::rules::History;
 use crate::step::{Executor, Fault, Filters, NO_LOGPROBS, Shape, SlotOp, Source, Step, StepResult};
 use crate::systems;
+use crate::tables::constraints::Constraints;
 use crate::tables::counters::{self, Counters};
 use crate::tables::outbox::Outbox;
 use crate::tables::output::Outputs;
@@ -54,6 +55,7 @@ pub struct Ledger {
     pub suffix: Suffix,
     pub survival: Survival,
     pub outputs: Outputs,
+    pub constraints: Constraints,
     pub counters: Counters,
     pub plans: Plans,
     pub windows: Windows,
@@ -87,6 +89,7 @@ impl Ledger {
             suffix: Suffix::new(slots, context),
             survival: Survival::new(slots),
             outputs: Outputs::new(slots),
+            constraints: Constraints::new(slots, shape.vocab),
             counters: Counters::new(slots, limits.window_max),
             plans: Plans::new(slots),
             windows: Windows::new(slots, limits.window_max),
@@ -214,6 +217,7 @@ impl World {
                     &mut l.suffix,
                     &mut l.survival,
                     &mut l.outputs,
+                    &mut l.constraints,
                     &mut l.counters,
                     &mut l.outbox,
                     &mut step.ops,
@@ -248,6 +252,7 @@ impl World {
                     &l.pages,
                     &l.plans,
                     &mut l.windows,
+                    &mut l.constraints,
                     &mut l.counters,
                     &mut l.cost,
                     &l.pieces,
@@ -264,6 +269,7 @@ impl World {
                 &l.suffix,
                 &l.plans,
                 &mut l.windows,
+                &mut l.constraints,
                 &mut l.counters,
                 &l.pieces,
                 &mut l.draft,
@@ -288,9 +294,12 @@ impl World {
                     &l.tokens,
                     &l.pages,
                     &l.windows,
+                    &mut l.constraints,
+                    &mut l.counters,
                     &mut l.history,
                     &mut l.cost,
                     &l.pieces,
+                    clock,
                     executor,
                     step,
                     result,
@@ -306,6 +315,7 @@ impl World {
                     &mut l.pages,
                     &mut l.survival,
                     &mut l.outputs,
+                    &mut l.constraints,
                     &mut l.counters,
                     &mut l.outbox,
                     &mut step.ops,
@@ -315,6 +325,7 @@ impl World {
                     result,
                     &l.pieces,
                     &l.limits,
+                    l.shape.vocab,
                     clock.now_ns(),
                 );
                 // What was kept of a lost row in this tick is no more there than the row.
@@ -332,6 +343,7 @@ impl World {
                     &mut l.counters,
                     &mut l.outbox,
                     &mut l.outputs,
+                    &mut l.constraints,
                     &mut step.ops,
                     clock.now_ns(),
                 );
@@ -401,9 +413,21 @@ impl World {
         let (l, ops) = (&mut self.ledger, &mut self.step.ops);
         let (requests, tokens, pages, outbox) = (&mut l.requests, &mut l.tokens, &mut l.pages, &mut l.outbox);
         let (suffix, survival, outputs) = (&mut l.suffix, &mut l.survival, &mut l.outputs);
-        let counters = &mut l.counters;
+        let (constraints, counters) = (&mut l.constraints, &mut l.counters);
         systems::admit::fork(
-            from, ticket, choice, requests, tokens, pages, suffix, survival, outputs, counters, outbox, ops,
+            from,
+            ticket,
+            choice,
+            requests,
+            tokens,
+            pages,
+            suffix,
+            survival,
+            outputs,
+            constraints,
+            counters,
+            outbox,
+            ops,
         )
     }
 

@@ -1,5 +1,6 @@
 //! The tick over the toy model: what is committed, counted, scheduled and freed.
 
+mod constraints;
 mod pages;
 mod prefix;
 mod pressure;
@@ -15,6 +16,7 @@ use engine::limits::Limits;
 use engine::sample;
 use engine::step::{Fault, LogitEdit};
 use engine::tables::requests::Phase;
+use engine_tests::narrow::Narrow;
 use engine_tests::toy::{END, Heard, POISON, Rig, ToyConfig, VOCAB, reference, speculation, submission};
 
 /// A seeded generator for scenarios.
@@ -79,6 +81,9 @@ fn any_submission(rng: &mut Rng, ticket: u64, prompt_max: u64, tokens_max: u64) 
     s.stop.min_tokens = if rng.chance(200) { rng.below(10) as u32 } else { 0 };
     s.stop.ignore_eos = rng.chance(200);
     s.logprobs = rng.pick(&[None, None, Some(0), Some(3)]);
+    if rng.chance(300) {
+        s.constraint = Narrow::boxed(rng.below(1000), rng.below(tokens_max) as usize);
+    }
     s.show_special = rng.chance(300);
     s
 }

@@ -5,4 +5,5 @@ pub mod edits;
 pub mod fixtures;
 pub mod memory;
 pub mod scripted;
+pub mod narrow;
 pub mod toy;

@@ -10,10 +10,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crossbeam::channel::{Receiver, Sender, bounded};
 use engine::accept;
-use engine::api::{
-    Command, Event, Finish, Report, Sampling, Speculation, Stop, Strategy, Submission, TokenLogprob, WindowPolicy,
-};
+use engine::api::{Command, Event, Finish, Report, Speculation, Strategy, Submission, TokenLogprob, WindowPolicy};
 use engine::clock::Clock;
+use engine::constraint::Allowed;
 use engine::ids::{CheckpointId, PageId, RequestId, Slot, StateSlot, Ticket, TokenId};
 use engine::limits::{Limits, PAGE_TOKENS};
 use engine::pieces::{PieceFlags, Pieces};
@@ -406,6 +405,7 @@ impl Toy {
                 continue;
             }
             assert_eq!(rule - first_rule, tokens.len(), "{state}: one rule a window row");
+            assert_eq!(rules.mask.len(), rules.row.len(), "one mask a rule, or none");
             assert_eq!(committed, 1);
             let base = out.logprob.len();
             out.logprob.resize(base + tokens.len(), f32::NAN);
@@ -419,7 +419,8 @@ impl Toy {
                     assert!(edits[..n].iter().all(|o| o.token != e.token), "two edits of one token");
                 }
                 let filters = &rules.filters[rules.filter[r] as usize];
-                let token = sample::choose(&mut self.row, &mut self.scratch, filters, rules.draw[r], edits, None)?;
+                let mask = rules.mask_of(r, VOCAB);
+                let token = sample::choose(&mut self.row, &mut self.scratch, filters, rules.draw[r], edits, mask)?;
                 if rules.top_n[r] != NO_LOGPROBS {
                     let n = rules.top_n[r] as usize;
                     out.logprob[base + j] = sample::log_probs(&self.row, &mut self.scratch, token, n, &mut tops[j]);
@@ -511,12 +512,18 @@ pub fn reference_after(config: &ToyConfig, context: usize, s: &Submission, given
     let mut history = s.prompt.clone();
     let mut out = Outcome::default();
     let mut bytes: Vec<u8> = Vec::new();
+    let mut constraint = s.constraint.clone();
     loop {
         logits(config, &history, &mut row);
         let position = out.tokens.len() as u32;
-        let edits = naive_edits(&s.sampling, &s.stop, &pieces, &history, s.prompt.len(), position);
+        let mut mask = vec![0; VOCAB.div_ceil(32)];
+        let mask = match constraint.as_mut().map_or(Allowed::All, |c| c.mask(&mut mask)) {
+            Allowed::All => None,
+            Allowed::Masked | Allowed::Nothing => Some(mask),
+        };
+        let edits = naive_edits(s, mask.as_deref(), &pieces, &history, position);
         let filters = rules::filters(&s.sampling);
-        let chosen = sample::choose(&mut row, &mut scratch, &filters, position, &edits, None);
+        let chosen = sample::choose(&mut row, &mut scratch, &filters, position, &edits, mask.as_deref());
         let token = match given.get(position as usize).map_or(chosen, |t| Ok(*t)) {
             Ok(token) => token,
             Err(fault) => {
@@ -529,9 +536,13 @@ pub fn reference_after(config: &ToyConfig, context: usize, s: &Submission, given
             let logprob = sample::log_probs(&row, &mut scratch, token, n as usize, &mut top);
             out.logprobs.push(TokenLogprob { token, logprob, top });
         }
+        if let Some(constraint) = &mut constraint {
+            assert!(constraint.advance(token), "{token} is in the mask");
+        }
         history.push(token);
         out.tokens.push(token);
-        let ends = (pieces.is_end(token) && !s.stop.ignore_eos) || s.stop.tokens.contains(&token);
+        let over = constraint.as_ref().is_some_and(|c| c.ended());
+        let ends = (pieces.is_end(token) && !s.stop.ignore_eos) || s.stop.tokens.contains(&token) || over;
         let special = pieces.flags(token).contains(PieceFlags::CONTROL);
         let before = bytes.len();
         if !s.stop.tokens.contains(&token) && (!special || s.show_special) {
@@ -562,13 +573,18 @@ pub fn reference_after(config: &ToyConfig, context: usize, s: &Submission, given
 }
 
 fn naive_edits(
-    s: &Sampling,
-    stop: &Stop,
+    submission: &Submission,
+    mask: Option<&[u32]>,
     pieces: &Pieces,
     history: &[TokenId],
-    prompt_len: usize,
     position: u32,
 ) -> Vec<LogitEdit> {
+    let (s, stop, prompt_len) = (&submission.sampling, &submission.stop, submission.prompt.len());
+    let early = position < stop.min_tokens;
+    let banned = |t: TokenId| (pieces.is_end(t) && (early || stop.ignore_eos)) || (early && stop.tokens.contains(&t));
+    let masked = |t: TokenId| mask.is_some_and(|m| m[t.index() / 32] >> (t.index() % 32) & 1 == 0);
+    // Where the mask leaves nothing but what is banned, it wins.
+    let left = (0..VOCAB as u32).map(TokenId).any(|t| !masked(t) && !banned(t));
     let mut edits = Vec::new();
     for t in (0..VOCAB as u32).map(TokenId) {
         let n = history[prompt_len..].iter().filter(|x| **x == t).count() as f32;
@@ -576,8 +592,7 @@ fn naive_edits(
         let repeat = if s.repeat_penalty != 1.0 && last.contains(&t) { s.repeat_penalty } else { 1.0 };
         let bias: f32 = s.logit_bias.iter().filter(|e| e.token == t).map(|e| e.add).sum();
         let mut add = bias - if n > 0.0 { s.presence_penalty } else { 0.0 } - s.frequency_penalty * n;
-        let early = position < stop.min_tokens;
-        if (pieces.is_end(t) && (early || stop.ignore_eos)) || (early && stop.tokens.contains(&t)) {
+        if left && banned(t) {
             add = f32::NEG_INFINITY;
         }
         if repeat != 1.0 || add != 0.0 {

@@ -85,6 +85,7 @@ impl Job {
                 markers: self.markers.clone(),
                 cache: self.params.cache,
                 sibling: (i % n > 0).then(|| self.tickets[i - i % n]),
+                constraint: None,
             }))
         };
         self.tickets.iter().enumerate().map(one).collect()
@@ -185,6 +186,10 @@ impl Job {
         match finish {
             Finish::Fault(Fault::NonFinite) => {
                 return Outcome::Fail(ApiError::engine("the model produced no finite value; the request cannot go on"));
+            }
+            Finish::Fault(Fault::Barred) => {
+                let message = "the constraint and the bans of this request leave no token that could come next";
+                return Outcome::Fail(ApiError::engine(message));
             }
             Finish::Fault(Fault::Lost) => return Outcome::Fail(ApiError::stage_lost()),
             _ => {}

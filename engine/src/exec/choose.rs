@@ -145,10 +145,7 @@ fn choose(rules: &RowRules, rule: usize, logits: &mut [f32], by: &mut Chooser) -
         [] => &[],
         starts => &rules.edit[starts[rule] as usize..starts[rule + 1] as usize],
     };
-    let mask = match rules.mask.get(rule) {
-        None | Some(&u32::MAX) => None,
-        Some(&first) => Some(&rules.mask_word[first as usize..][..logits.len().div_ceil(32)]),
-    };
+    let mask = rules.mask_of(rule, logits.len());
     let filters = &rules.filters[rules.filter[rule] as usize];
     if filters.temperature <= 0.0 && edits.is_empty() && mask.is_none() {
         // The same rule, vectorised; a row with an infinity goes the careful way.

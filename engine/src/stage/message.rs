@@ -362,6 +362,7 @@ pub fn put_reply(out: &mut Vec<u8>, result: &StepResult, ahead: &Drafts) {
         None => 0,
         Some(Fault::NonFinite) => 1,
         Some(Fault::Lost) => 2,
+        Some(Fault::Barred) => 3,
     }));
     out.put_floats(&result.logprob);
     out.put_words(result.top_start.iter().copied());
@@ -414,6 +415,7 @@ fn fault(x: u8) -> Result<Option<Fault>, WireError> {
         0 => Ok(None),
         1 => Ok(Some(Fault::NonFinite)),
         2 => Ok(Some(Fault::Lost)),
+        3 => Ok(Some(Fault::Barred)),
         _ => Err(WireError::bad("a fault", format!("is {x}"))),
     }
 }

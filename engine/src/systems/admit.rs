@@ -9,6 +9,7 @@ use crate::api::{Event, Finish, Miss, Report};
 use crate::ids::{Slot, Ticket, TokenId};
 use crate::limits::{Limits, PAGE_TOKENS};
 use crate::step::SlotOp;
+use crate::tables::constraints::Constraints;
 use crate::tables::counters::Counters;
 use crate::tables::outbox::Outbox;
 use crate::tables::output::Outputs;
@@ -31,6 +32,7 @@ pub fn admit(
     suffix: &mut Suffix,
     survival: &mut Survival,
     outputs: &mut Outputs,
+    constraints: &mut Constraints,
     counters: &mut Counters,
     outbox: &mut Outbox,
     ops: &mut Vec<SlotOp>,
@@ -62,8 +64,22 @@ pub fn admit(
                 }
                 let Some((submission, _)) = waiting.pop() else { break };
                 let (ticket, choice) = (submission.ticket, submission.sampling.choice);
-                fork(slot, ticket, choice, requests, tokens, pages, suffix, survival, outputs, counters, outbox, ops)
-                    .expect("a free row was seen");
+                fork(
+                    slot,
+                    ticket,
+                    choice,
+                    requests,
+                    tokens,
+                    pages,
+                    suffix,
+                    survival,
+                    outputs,
+                    constraints,
+                    counters,
+                    outbox,
+                    ops,
+                )
+                .expect("a free row was seen");
                 any = true;
                 continue;
             }
@@ -104,6 +120,7 @@ pub fn admit(
         report.cache_miss = hit.miss;
         begin(slot, &hit, requests, pages, ops);
         let (request, prompt) = (requests.id(slot), submission.prompt.len());
+        constraints.start(slot, submission.constraint);
         tracing::info!(%request, prompt, cached = hit.len, miss = hit.miss.map(Miss::name), "admitted");
         outbox.push(Event::Admitted { ticket, request: requests.id(slot) });
     }
@@ -115,7 +132,7 @@ fn begins(requests: &Requests, slot: Slot) -> bool {
     requests.phase[slot.index()] == Phase::Decode && requests.completion_len(slot) == 0
 }
 
-/// Makes a second row of a live one, as it is now: history, counters, index and output state are copied, pages are shared
+/// Makes a second row of a live one, as it is now: history, counters, index, output state and constraint are copied, pages are shared
 /// and copied when first written. The new row is known as `ticket`, draws as `choice`, and is the youngest. `None` when no
 /// row is free.
 ///
@@ -132,6 +149,7 @@ pub(crate) fn fork(
     suffix: &mut Suffix,
     survival: &mut Survival,
     outputs: &mut Outputs,
+    constraints: &mut Constraints,
     counters: &mut Counters,
     outbox: &mut Outbox,
     ops: &mut Vec<SlotOp>,
@@ -144,6 +162,7 @@ pub(crate) fn fork(
     suffix.copy(from, to);
     survival.copy(from, to);
     outputs.copy(from, to);
+    constraints.copy(from, to);
     counters.copy(from, to);
     ops.push(SlotOp::Fork { from: Requests::state(from), to: Requests::state(to) });
     outbox.push(Event::Admitted { ticket, request: requests.id(to) });

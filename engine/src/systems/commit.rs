@@ -1,5 +1,5 @@
 //! commit: after admission the only writer of what a request is. Walks each window's verdict token by token: end token,
-//! stop string, then limits; nothing after the end is kept or counted.
+//! stop string, the constraint's end, then limits; nothing after the end is kept or counted.
 //!
 //! Leaves true: in decode `kv_len == token_len - 1`; the identities of the report; pages past the anchor are free.
 
@@ -10,7 +10,8 @@ use crate::ids::{Slot, TokenId};
 use crate::limits::Limits;
 use crate::pieces::{PieceFlags, Pieces};
 use crate::rules;
-use crate::step::{SlotOp, StepResult, TrunkWork};
+use crate::step::{Fault, SlotOp, StepResult, TrunkWork};
+use crate::tables::constraints::{Constraints, leaves_one};
 use crate::tables::counters::Counters;
 use crate::tables::outbox::Outbox;
 use crate::tables::output::Outputs;
@@ -29,6 +30,7 @@ pub fn commit(
     pages: &mut Pages,
     survival: &mut Survival,
     outputs: &mut Outputs,
+    constraints: &mut Constraints,
     counters: &mut Counters,
     outbox: &mut Outbox,
     ops: &mut Vec<SlotOp>,
@@ -38,6 +40,7 @@ pub fn commit(
     result: &StepResult,
     pieces: &Pieces,
     limits: &Limits,
+    vocab: usize,
     now_ns: u64,
 ) {
     let prompts = trunk.state.len() - windows.len();
@@ -59,10 +62,25 @@ pub fn commit(
     for row in 0..windows.len() {
         let segment = prompts + row;
         let slot = windows.slot[row];
-        let walk =
-            walk(slot, row, segment, rule, requests, tokens, outputs, outbox, windows, result, pieces, limits, now_ns);
+        let walk = walk(
+            slot,
+            row,
+            segment,
+            rule,
+            requests,
+            tokens,
+            outputs,
+            constraints,
+            outbox,
+            windows,
+            result,
+            pieces,
+            limits,
+            now_ns,
+        );
+        let forced = trunk.rules.mask_of(rule + walk.agreed as usize, vocab).is_some_and(leaves_one);
         rule += 1 + windows.draft_len(row);
-        count(slot, row, walk, plans, windows, counters);
+        count(slot, row, walk, forced, plans, windows, counters);
         let s = slot.index();
         counters.report[s].completion_tokens = u64::from(requests.completion_len(slot));
         counters.report[s].reasoning += u64::from(walk.reasoning);
@@ -113,6 +131,7 @@ fn walk(
     requests: &mut Requests,
     tokens: &mut Tokens,
     outputs: &mut Outputs,
+    constraints: &mut Constraints,
     outbox: &mut Outbox,
     windows: &Windows,
     result: &StepResult,
@@ -133,6 +152,11 @@ fn walk(
             break;
         }
         assert!(!token.is_none(), "{slot}: a verdict without a token");
+        if !constraints.commit(slot, token) {
+            // It was allowed by a mask, so the constraint has given up since.
+            walk.finish = Some(Finish::Fault(Fault::Barred));
+            break;
+        }
         tokens.set(slot, requests.token_len[s], token);
         requests.token_len[s] += 1;
         if requests.first_ns[s] == 0 {
@@ -147,8 +171,8 @@ fn walk(
         }
         walk.accepted += u32::from(!own);
         walk.bonus |= own;
-        let thinks = outputs.thinks(slot);
-        walk.finish = judge(slot, token, requests, outputs, &mut outbox.said[s], pieces, limits);
+        let (thinks, ended) = (outputs.thinks(slot), constraints.ended(slot));
+        walk.finish = judge(slot, token, ended, requests, outputs, &mut outbox.said[s], pieces, limits);
         walk.reasoning += u32::from(thinks || outputs.thinks(slot));
         if walk.finish.is_some() {
             break;
@@ -157,10 +181,13 @@ fn walk(
     walk
 }
 
-/// Whether the token just committed ends the choice: end token, stop string, then limits. Releases its text.
+/// Whether the token just committed ends the choice: end token, stop string, the end of its constraint (`ended`), then
+/// limits. Releases its text.
+#[expect(clippy::too_many_arguments, reason = "a part of commit, over its columns")]
 fn judge(
     slot: Slot,
     token: TokenId,
+    ended: bool,
     requests: &Requests,
     outputs: &mut Outputs,
     said: &mut Said,
@@ -170,7 +197,8 @@ fn judge(
     let s = slot.index();
     let stop = &requests.stop[s];
     let completed = requests.completion_len(slot);
-    let ends = rules::ends(stop, pieces, token);
+    // A constraint lets a choice end where the request would have its end tokens ignored.
+    let ends = rules::ends(stop, pieces, token) || (ended && pieces.is_end(token));
     let special = pieces.flags(token).intersects(PieceFlags::CONTROL | PieceFlags::END);
     let shown = !stop.tokens.contains(&token) && (!special || outputs.show_special[s]);
     // A marker acts whether it is shown or not.
@@ -179,7 +207,7 @@ fn judge(
     if let Some(index) = outputs.token(slot, token, bytes, stop, obey, said) {
         return Some(Finish::StopString(index));
     }
-    if ends {
+    if ends || ended {
         Some(Finish::EndToken(token))
     } else if completed == requests.max_tokens[s] {
         Some(Finish::MaxTokens)
@@ -191,7 +219,8 @@ fn judge(
 }
 
 /// Counts a step, draft by draft.
-fn count(slot: Slot, row: usize, walk: Walk, plans: &Plans, windows: &Windows, counters: &mut Counters) {
+/// `forced`: the constraint left the token behind the accepted drafts alone.
+fn count(slot: Slot, row: usize, walk: Walk, forced: bool, plans: &Plans, windows: &Windows, counters: &mut Counters) {
     let report = &mut counters.report[slot.index()];
     let (mtp, tail) = (windows.mtp_len[row], windows.suffix_len[row]);
     let drafts = mtp + tail;
@@ -203,7 +232,8 @@ fn count(slot: Slot, row: usize, walk: Walk, plans: &Plans, windows: &Windows, c
     report.steps += 1;
     report.windows += u64::from(drafts > 0);
     report.plain += u64::from(drafts == 0);
-    report.bonus += u64::from(walk.bonus);
+    report.bonus += u64::from(walk.bonus && !forced);
+    report.forced += u64::from(walk.bonus && forced);
     report.width_hist[drafts as usize] += 1;
     if drafts > 0 {
         report.accepted_hist[walk.accepted as usize] += 1;

@@ -8,6 +8,7 @@
 use crate::ids::TokenId;
 use crate::rules;
 use crate::step::{Executor, MtpWork, Shape, Step, StepResult};
+use crate::tables::constraints::Constraints;
 use crate::tables::counters::Counters;
 use crate::tables::pages::Pages;
 use crate::tables::plans::Plans;
@@ -24,6 +25,7 @@ pub fn draft_mtp(
     pages: &Pages,
     plans: &Plans,
     windows: &mut Windows,
+    constraints: &mut Constraints,
     counters: &mut Counters,
     cost: &mut Cost,
     pieces: &Pieces,
@@ -71,12 +73,15 @@ pub fn draft_mtp(
         let depth = step.mtp.depth[segment];
         assert!(drafts.len() <= depth as usize, "{slot}: {} drafts of a chain of {depth}", drafts.len());
         let usable = usable_len(drafts, shape.vocab, |t| rules::ends(&requests.stop[slot.index()], pieces, t));
+        let known = usable;
+        let usable = constraints.usable(slot, &[], &drafts[..known]);
         for &token in &drafts[..usable] {
             windows.push_mtp(row, token);
         }
         let report = &mut counters.report[slot.index()];
         report.mtp.proposed += drafts.len() as u64;
         report.mtp.trimmed += (drafts.len() - usable) as u64;
+        report.trimmed_constraint += (known - usable) as u64;
         report.mtp_draft_ns += result.times.draft_ns * u64::from(depth) / u64::from(wanted);
     }
     step.mtp.clear();

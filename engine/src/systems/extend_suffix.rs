@@ -1,10 +1,11 @@
 //! extend_suffix: a suffix tail behind each row's MTP prefix. The query is `history ++ prefix`; the window is never
-//! indexed.
+//! indexed. What a constraint does not allow is cut.
 
 use crate::clock::Clock;
 use crate::ids::TokenId;
 use crate::pieces::Pieces;
 use crate::rules;
+use crate::tables::constraints::Constraints;
 use crate::tables::counters::Counters;
 use crate::tables::plans::Plans;
 use crate::tables::requests::Requests;
@@ -21,6 +22,7 @@ pub fn extend_suffix(
     suffix: &Suffix,
     plans: &Plans,
     windows: &mut Windows,
+    constraints: &mut Constraints,
     counters: &mut Counters,
     pieces: &Pieces,
     draft: &mut Vec<TokenId>,
@@ -62,6 +64,10 @@ pub fn extend_suffix(
         lookups.hits += 1;
         lookups.match_len_sum += u64::from(m.len);
         counts.suffix.proposed += draft.len() as u64;
+        let usable = constraints.usable(slot, prefix, draft);
+        counts.suffix.trimmed += (draft.len() - usable) as u64;
+        counts.trimmed_constraint += (draft.len() - usable) as u64;
+        draft.truncate(usable);
         windows.match_len[row] = m.len;
         for &token in draft.iter() {
             windows.push_suffix(row, token);

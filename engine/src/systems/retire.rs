@@ -4,6 +4,7 @@ use crate::api::{Event, Finish};
 use crate::ids::Slot;
 use crate::step::SlotOp;
 use crate::systems::keep::keep_row;
+use crate::tables::constraints::Constraints;
 use crate::tables::counters::Counters;
 use crate::tables::outbox::Outbox;
 use crate::tables::output::Outputs;
@@ -23,6 +24,7 @@ pub fn retire(
     counters: &mut Counters,
     outbox: &mut Outbox,
     outputs: &mut Outputs,
+    constraints: &mut Constraints,
     ops: &mut Vec<SlotOp>,
     now_ns: u64,
 ) {
@@ -68,6 +70,7 @@ pub fn retire(
                 outbox.push(Event::Cancelled { ticket, tokens, said, report: Box::new(report) });
             }
         }
+        constraints.give_back(slot);
         requests.give_back(slot);
     }
 }

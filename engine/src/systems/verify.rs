@@ -1,11 +1,14 @@
 //! verify: one trunk pass over prompt rows and every window row. Each window row carries the rule of its own history,
 //! drafts included, so the target chooses at it what it would choose in plain decoding.
 
+use crate::clock::Clock;
 use crate::cost::Cost;
 use crate::pieces::Pieces;
 use crate::rules::{self, History};
 use crate::step::{Executor, NO_LOGPROBS, Step, StepResult};
 use crate::systems::prefill::close_segment;
+use crate::tables::constraints::{Constraints, leaves_only};
+use crate::tables::counters::Counters;
 use crate::tables::pages::Pages;
 use crate::tables::requests::Requests;
 use crate::tables::tokens::Tokens;
@@ -18,16 +21,27 @@ pub fn verify(
     tokens: &Tokens,
     pages: &Pages,
     windows: &Windows,
+    constraints: &mut Constraints,
+    counters: &mut Counters,
     history: &mut History,
     cost: &mut Cost,
     pieces: &Pieces,
+    clock: &dyn Clock,
     executor: &mut dyn Executor,
     step: &mut Step,
     result: &mut StepResult,
 ) -> bool {
     let prompt_rows = step.trunk.token.len();
+    let vocab = executor.shape().vocab;
     for row in 0..windows.len() {
-        append(requests, tokens, pages, windows, row, history, pieces, step);
+        let slot = windows.slot[row];
+        let rules = &mut step.trunk.rules;
+        let start = constraints.is_on(slot).then(|| clock.now_ns());
+        constraints.masks(slot, windows.drafts(row), &mut rules.mask_word, &mut rules.mask);
+        if let Some(start) = start {
+            counters.report[slot.index()].mask_ns += clock.now_ns() - start;
+        }
+        append(requests, tokens, pages, windows, row, history, pieces, vocab, step);
     }
     if step.trunk.token.is_empty() {
         result.clear();
@@ -53,6 +67,7 @@ fn append(
     row: usize,
     history: &mut History,
     pieces: &Pieces,
+    vocab: usize,
     step: &mut Step,
 ) {
     let slot = windows.slot[row];
@@ -81,9 +96,12 @@ fn append(
         rules.row.push((first_row + i) as u32);
         rules.filter.push(filter);
         rules.draw.push(draw);
-        history.edits(sampling, rules::banned(&requests.stop[s], pieces, draw), &mut rules.edit);
+        let banned = rules::banned(&requests.stop[s], pieces, draw);
+        // A constraint that lets nothing but an end follow has the last word on when that is.
+        let mask = rules.mask_of(rules.row.len() - 1, vocab);
+        let only = mask.is_some_and(|mask| leaves_only(mask, banned.clone()));
+        history.edits(sampling, banned.filter(|_| !only), &mut rules.edit);
         rules.edit_start.push(rules.edit.len() as u32);
-        rules.mask.push(u32::MAX);
         rules.top_n.push(requests.logprobs[s].unwrap_or(NO_LOGPROBS));
         trunk.token.push(token);
         trunk.source.push(windows.source(row, i));

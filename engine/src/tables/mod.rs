@@ -1,5 +1,6 @@
 //! Tables: columns sized from [`crate::limits::Limits`] at start, one table per file. Rows are slots unless said.
 
+pub mod constraints;
 pub mod counters;
 pub mod outbox;
 pub mod output;
