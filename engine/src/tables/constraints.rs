@@ -46,36 +46,33 @@ impl Constraints {
     }
 
     /// How many of `drafts` may follow the committed tokens and `before`, counted from the first.
-    ///
-    /// # Panics
-    /// If `before` may not follow.
     pub fn usable(&mut self, slot: Slot, before: &[TokenId], drafts: &[TokenId]) -> usize {
         let Some(constraint) = &mut self.of[slot.index()] else { return drafts.len() };
-        for &token in before {
-            assert!(constraint.advance(token), "{slot}: draft {token} was allowed before");
-        }
+        // A constraint may give up, and then does not take what it took before: nothing follows that.
+        let known = before.iter().take_while(|t| constraint.advance(**t)).count();
+        let drafts = if known < before.len() { &[] } else { drafts };
         let usable = drafts.iter().take_while(|t| !constraint.ended() && constraint.advance(**t)).count();
-        constraint.rollback(before.len() + usable);
+        constraint.rollback(known + usable);
         usable
     }
 
     /// Appends the masks of a window to `words`, and per row where its mask begins to `start`: `u32::MAX` where
-    /// everything is allowed. Row i follows the committed tokens and `drafts[..i]`.
-    ///
-    /// # Panics
-    /// If a draft may not come where it stands.
+    /// everything is allowed. Row i follows the committed tokens and `drafts[..i]`; behind a draft that may not come,
+    /// nothing may.
     pub fn masks(&mut self, slot: Slot, drafts: &[TokenId], words: &mut Vec<u32>, start: &mut Vec<u32>) {
         let Some(constraint) = &mut self.of[slot.index()] else {
             start.extend((0..=drafts.len()).map(|_| u32::MAX));
             return;
         };
+        let mut taken = 0;
         for i in 0..=drafts.len() {
-            if i > 0 {
-                assert!(constraint.advance(drafts[i - 1]), "{slot}: draft {} was allowed before", drafts[i - 1]);
+            if taken + 1 == i && constraint.advance(drafts[i - 1]) {
+                taken = i;
             }
             let first = words.len();
             words.resize(first + self.words, 0);
-            match constraint.mask(&mut words[first..]) {
+            let allowed = if taken == i { constraint.mask(&mut words[first..]) } else { Allowed::Nothing };
+            match allowed {
                 Allowed::All => {
                     words.truncate(first);
                     start.push(u32::MAX);
@@ -84,7 +81,7 @@ impl Constraints {
                 Allowed::Masked | Allowed::Nothing => start.push(first as u32),
             }
         }
-        constraint.rollback(drafts.len());
+        constraint.rollback(taken);
     }
 
     /// Takes a token that is about to be committed; whether it may be.
@@ -125,5 +122,57 @@ mod tests {
         let ends = [TokenId(2), TokenId(33)];
         assert!(leaves_only(&[0b100, 0b10], ends.into_iter()) && leaves_only(&[0, 0b10], ends.into_iter()));
         assert!(!leaves_only(&[0b101, 0b10], ends.into_iter()) && !leaves_only(&[0, 0b110], ends.into_iter()));
+    }
+    /// Takes tokens until it gives up, and must not be asked for more of them back than it took.
+    #[derive(Clone, Debug)]
+    struct Fickle {
+        patience: usize,
+        taken: usize,
+    }
+
+    impl Constraint for Fickle {
+        fn mask(&mut self, words: &mut [u32]) -> Allowed {
+            words[0] = 1;
+            Allowed::Masked
+        }
+
+        fn advance(&mut self, _: TokenId) -> bool {
+            let may = self.patience > 0;
+            self.patience -= usize::from(may);
+            self.taken += usize::from(may);
+            may
+        }
+
+        fn rollback(&mut self, n: usize) {
+            self.taken -= n;
+        }
+
+        fn ended(&self) -> bool {
+            false
+        }
+
+        fn fork(&self) -> Box<dyn Constraint> {
+            Box::new(self.clone())
+        }
+    }
+
+    #[test]
+    fn a_constraint_may_give_up_at_any_time() {
+        let drafts = [TokenId(0); 4];
+        let mut table = Constraints::new(1, 40);
+        let mut with = |patience| {
+            table.start(Slot(0), Some(Box::new(Fickle { patience, taken: 0 })));
+            let usable = table.usable(Slot(0), &drafts[..2], &drafts);
+            table.start(Slot(0), Some(Box::new(Fickle { patience, taken: 0 })));
+            let (mut words, mut first) = (Vec::new(), Vec::new());
+            table.masks(Slot(0), &drafts, &mut words, &mut first);
+            assert_eq!((words.len(), first.as_slice()), (10, [0, 2, 4, 6, 8].as_slice()));
+            let rows: Vec<u32> = words.chunks(2).map(|mask| mask[0]).collect();
+            (usable, rows, table.commit(Slot(0), TokenId(0)))
+        };
+        assert_eq!(with(0), (0, vec![1, 0, 0, 0, 0], false));
+        assert_eq!(with(1), (0, vec![1, 1, 0, 0, 0], false));
+        assert_eq!(with(3), (1, vec![1, 1, 1, 1, 0], false));
+        assert_eq!(with(9), (4, vec![1; 5], true));
     }
 }
