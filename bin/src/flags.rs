@@ -32,6 +32,8 @@ const QUEUE_MAX: usize = 65_536;
 /// Time in the queue, and the longest that may be asked for: a day.
 const QUEUE_SECONDS_DEFAULT: usize = limits::QUEUE_TIME.as_secs() as usize;
 const QUEUE_SECONDS_MAX: usize = 86_400;
+const SCHEMA_BYTES_DEFAULT: usize = crate::serve::limits::SCHEMA_BYTES;
+const SCHEMA_BYTES_MAX: usize = 16 * SCHEMA_BYTES_DEFAULT;
 
 /// Spellings of the strategy.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
@@ -330,6 +332,9 @@ pub struct LowArgs {
     /// Seconds a request may wait for a slot before it is answered with 503.
     #[arg(long, value_name = "SECONDS", default_value_t = QUEUE_SECONDS_DEFAULT, value_parser = within(1, QUEUE_SECONDS_MAX))]
     pub queue_timeout: usize,
+    /// Bytes that the schemas or the grammar of one request may have.
+    #[arg(long, value_name = "BYTES", default_value_t = SCHEMA_BYTES_DEFAULT, value_parser = within(1, SCHEMA_BYTES_MAX))]
+    pub max_schema_bytes: usize,
     /// Write what is asked and answered to a new file in this folder, one JSON line a choice, readable by its owner alone.
     /// All tensors of the model are read at start to name it by digest. `engine-bench replay` reads such files.
     #[arg(long, value_name = "DIR")]
@@ -434,6 +439,7 @@ impl ServeArgs {
         Bounds {
             queue_time: Duration::from_secs(self.low.queue_timeout as u64),
             waiting: self.low.size.queue_max,
+            schema_bytes: self.low.max_schema_bytes,
             ..self.low.http.bounds()
         }
     }
@@ -543,6 +549,7 @@ mod tests {
             "--queue-max 0",
             "--queue-timeout 0",
             "--queue-timeout 86401",
+            "--max-schema-bytes 0",
             "--threads 0",
             "--ctx-size 1",
             "--memory-limit 0",

@@ -100,6 +100,8 @@ fn plan_as(subject: &Subject<'_>, setting: &Setting, mapped: bool) -> Result<Mem
             Part::memory("tokenizer", tokenizer.heap_bytes()),
             Part::loading("checks of the tokenizer", tokenizer.checking_bytes()),
             Part::memory("token pieces", crate::open::pieces(tokenizer).heap_bytes()),
+            Part::bound("vocabulary of grammars", serve::vocabulary_bytes(tokenizer.len(), piece_bytes(tokenizer))),
+            Part::bound("grammars", serve::grammar_bytes(limits.slots)),
         ]);
     }
     // Clients come to the first stage, which comes to the last.
@@ -117,6 +119,10 @@ fn plan_as(subject: &Subject<'_>, setting: &Setting, mapped: bool) -> Result<Mem
     let threads = options.threads + Thread::COUNT + OTHER_THREADS + usize::from(record);
     memory.parts.push(Part::bound("thread stacks", threads * STACK_BYTES));
     Ok(memory)
+}
+
+fn piece_bytes(tokenizer: &Tokenizer) -> usize {
+    (0..tokenizer.len() as u32).map(|id| tokenizer.pieces().bytes(id).len()).sum()
 }
 
 /// What clients can make the front hold, or a host that has no sockets.

@@ -137,6 +137,6 @@ def errors():
     equal(absent.status_code, 501, "their status")
 
 
-for part in [models, chat, choices, tools, stops_and_logprobs, completions, errors]:
+for part in [models, chat, choices, tools, structured, stops_and_logprobs, completions, errors]:
     part()
 print("openai: chat, streams, tools, structured output, completions and errors are as they should be")

@@ -4,6 +4,6 @@ pub mod drive;
 pub mod edits;
 pub mod fixtures;
 pub mod memory;
-pub mod scripted;
 pub mod narrow;
+pub mod scripted;
 pub mod toy;

@@ -1,10 +1,9 @@
 //! `/v1/chat/completions`: a body becomes parameters and a conversation.
 //!
-//! **Tools.** Definitions and past calls are checked and rendered into the prompt. What has to be enforced on calls
-//! (`tool_choice` other than `auto` and `none`, `strict`, `parallel_tool_calls: false`) is refused.
+//! **Tools.** Definitions and past calls are checked and rendered into the prompt; what calls may be is compiled elsewhere.
 //!
 //! **Reasoning.** Thinking is told apart by the model's own marker tokens; where the vocabulary has none it stays content.
-//! Switches reach the template; budgets are refused.
+//! Switches reach the template; efforts that it does not read become budgets.
 
 use engine::channels::Markers;
 use engine::ids::TokenId;
@@ -26,6 +25,7 @@ pub(crate) struct Chat {
     normalised: Normalised,
     tools: Option<Tools>,
     reasoning: ReasoningFormat,
+    budget: Option<u32>,
     kwargs: Map<String, Value>,
     add_generation_prompt: bool,
     /// The text that the answer continues.
@@ -41,11 +41,9 @@ impl Chat {
         let messages = body.list("messages")?.ok_or_else(|| ApiError::missing("messages"))?;
         let normalised = messages::normalise(messages, caps)?;
         let tools = tools::read(body, caps)?;
-        if let Some(tools) = &tools {
-            refuse_unenforced(tools)?;
-        }
         let reasoning = read_reasoning(body)?;
-        let kwargs = read_kwargs(body, caps)?;
+        let (kwargs, effort_budget) = read_kwargs(body, caps)?;
+        let budget = read_budget(body)?.or(effort_budget);
         let continues = body.boolean("continue_final_message")?.unwrap_or(false) || normalised.prefix;
         let opens = body.boolean("add_generation_prompt")?;
         if continues && opens == Some(true) {
@@ -68,7 +66,7 @@ impl Chat {
             }
         };
         let add_generation_prompt = opens.unwrap_or(true);
-        Ok(Self { normalised, tools, reasoning, kwargs, add_generation_prompt, continues })
+        Ok(Self { normalised, tools, reasoning, budget, kwargs, add_generation_prompt, continues })
     }
 
     /// How answers are put together, and the marker tokens that the engine has to look for; `thinks`: the prompt ends
@@ -97,10 +95,14 @@ impl Chat {
         (shape, marked.then_some(Markers { thinks, reasoning: caps.think_tokens, call, openings }))
     }
 
-    /// The token that would begin a call where none is wanted.
-    pub(crate) fn banned(&self, caps: &Caps) -> Option<TokenId> {
-        let none = self.tools.as_ref().is_some_and(|tools| tools.choice == ToolChoice::None);
-        caps.call_tokens.filter(|_| none).map(|(start, _)| start)
+    /// The tools of the request.
+    pub(crate) fn tools(&self) -> Option<&Tools> {
+        self.tools.as_ref()
+    }
+
+    /// Tokens of thinking before its end is forced.
+    pub(crate) fn budget(&self) -> Option<u32> {
+        self.budget
     }
 
     /// Whether thinking is part of the content.
@@ -154,22 +156,6 @@ pub(crate) fn prompt(messages: Vec<Value>, text: &dyn TextModel) -> Result<Vec<T
     rendered.map(|rendered| rendered.tokens).map_err(|error| error.message)
 }
 
-/// What this version cannot make a model do.
-fn refuse_unenforced(tools: &Tools) -> Result<(), ApiError> {
-    if tools.choice == ToolChoice::Required || tools.allowed.is_some() {
-        let path = if tools.legacy { "function_call" } else { "tool_choice" };
-        let message = "this version cannot make a model call a tool; use 'auto' or 'none'";
-        return Err(ApiError::unsupported_value(path, message));
-    }
-    if tools.single {
-        return Err(ApiError::unsupported_parameter("parallel_tool_calls"));
-    }
-    match tools.list.iter().position(|tool| tool.strict) {
-        Some(i) => Err(ApiError::unsupported_parameter(&format!("tools[{i}].function.strict"))),
-        None => Ok(()),
-    }
-}
-
 fn read_reasoning(body: &Fields<'_, '_>) -> Result<ReasoningFormat, ApiError> {
     let format = match body.string("reasoning_format")? {
         None | Some("deepseek" | "auto") => ReasoningFormat::Apart,
@@ -193,7 +179,39 @@ fn openings(name: &str) -> [Vec<u8>; 2] {
     [format!("{{\"name\":\"{name}\""), format!("{{\"type\":\"function\",\"name\":\"{name}\"")].map(String::into_bytes)
 }
 
-fn read_kwargs(body: &Fields<'_, '_>, caps: &Caps) -> Result<Map<String, Value>, ApiError> {
+/// Names of the tokens that thinking may take; -1 is no limit. The smallest holds.
+const BUDGETS: [&str; 4] =
+    ["thinking_budget", "thinking_budget_tokens", "reasoning_budget_tokens", "thinking_token_budget"];
+
+fn read_budget(body: &Fields<'_, '_>) -> Result<Option<u32>, ApiError> {
+    let mut least: Option<u32> = None;
+    let mut take = |asked: Option<i64>| {
+        if let Some(n) = asked.filter(|n| *n >= 0) {
+            let n = u32::try_from(n).unwrap_or(u32::MAX);
+            least = Some(least.map_or(n, |m| m.min(n)));
+        }
+    };
+    for name in BUDGETS {
+        take(body.integer(name, -1..=i64::MAX)?);
+    }
+    if let Some(map) = body.object("reasoning")? {
+        take(Fields::nested(map, "reasoning.").integer("max_tokens", -1..=i64::MAX)?);
+    }
+    Ok(least)
+}
+
+/// Tokens of thinking for an effort that the template does not read.
+fn effort_tokens(effort: &str) -> Option<u32> {
+    match effort {
+        "minimal" => Some(512),
+        "low" => Some(2048),
+        "medium" => Some(8192),
+        _ => None,
+    }
+}
+
+/// Template variables, and the budget of an effort that is none.
+fn read_kwargs(body: &Fields<'_, '_>, caps: &Caps) -> Result<(Map<String, Value>, Option<u32>), ApiError> {
     const RESERVED: [&str; 5] = ["messages", "tools", "add_generation_prompt", "bos_token", "eos_token"];
     let mut kwargs = body.object("chat_template_kwargs")?.cloned().unwrap_or_default();
     if kwargs.len() > limits::TEMPLATE_KWARGS {
@@ -207,12 +225,10 @@ fn read_kwargs(body: &Fields<'_, '_>, caps: &Caps) -> Result<Map<String, Value>,
         kwargs.insert("enable_thinking".to_owned(), on.into());
     }
     let (mut effort, mut path) = (body.string("reasoning_effort")?, "reasoning_effort");
+    let mut budget = None;
     if let Some(map) = body.object("reasoning")? {
         let reasoning = Fields::nested(map, "reasoning.");
         reasoning.only(&["effort", "enabled", "max_tokens", "exclude"])?;
-        if reasoning.get("max_tokens").is_some() {
-            return Err(ApiError::unsupported_parameter("reasoning.max_tokens"));
-        }
         if let Some(on) = reasoning.boolean("enabled")? {
             kwargs.insert("enable_thinking".to_owned(), on.into());
         }
@@ -226,10 +242,8 @@ fn read_kwargs(body: &Fields<'_, '_>, caps: &Caps) -> Result<Map<String, Value>,
             kwargs.insert("enable_thinking".to_owned(), false.into());
         }
         Some(effort @ ("minimal" | "low" | "medium" | "high" | "xhigh" | "max")) => {
-            // A template that does not read it would need a token budget for the small efforts.
-            if !caps.reasoning_effort && matches!(effort, "minimal" | "low" | "medium") {
-                let message = "the chat template does not read it, and thinking budgets are not supported";
-                return Err(ApiError::unsupported_value(path, message));
+            if !caps.reasoning_effort {
+                budget = effort_tokens(effort);
             }
             kwargs.insert("reasoning_effort".to_owned(), effort.into());
         }
@@ -240,5 +254,5 @@ fn read_kwargs(body: &Fields<'_, '_>, caps: &Caps) -> Result<Map<String, Value>,
     if let Some(value) = kwargs.get("enable_thinking").filter(|v| !v.is_boolean()) {
         return Err(ApiError::invalid_type("chat_template_kwargs.enable_thinking", "boolean", type_name(value)));
     }
-    Ok(kwargs)
+    Ok((kwargs, budget))
 }

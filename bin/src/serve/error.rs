@@ -82,6 +82,16 @@ impl ApiError {
         Self::new(400, INVALID, code, format!("{param}: {}", message.as_ref())).at(param)
     }
 
+    /// A schema, expression or grammar that cannot be compiled.
+    pub(crate) fn invalid_schema(param: &str, message: &str) -> Self {
+        Self::new(400, INVALID, "invalid_schema", format!("{param}: {message}")).at(param)
+    }
+
+    /// One that would take too much to compile.
+    pub(crate) fn schema_too_complex(param: &str, message: impl AsRef<str>) -> Self {
+        Self::new(400, INVALID, "schema_too_complex", format!("{param}: {}", message.as_ref())).at(param)
+    }
+
     pub(crate) fn template(message: &str) -> Self {
         let cut: String = message.chars().take(512).collect();
         Self::new(400, INVALID, "template_error", format!("chat template: {cut}")).at("messages")

@@ -71,6 +71,13 @@ impl TextModel for GgufText {
         self.knows(token) && self.tokenizer.pieces().is_control(token.0)
     }
 
+    fn is_structure(&self, token: TokenId) -> bool {
+        self.knows(token) && {
+            let pieces = self.tokenizer.pieces();
+            pieces.is_control(token.0) || pieces.is_user_defined(token.0)
+        }
+    }
+
     fn is_end(&self, token: TokenId) -> bool {
         self.knows(token) && self.tokenizer.pieces().is_end(token.0)
     }

@@ -10,6 +10,7 @@ use engine::step::Fault;
 use serde_json::{Map, Value};
 
 use crate::serve::answer::{self, Choice, DONE, Frame, Piece};
+use crate::serve::constrain::Compiled;
 use crate::serve::error::ApiError;
 use crate::serve::http::Reply;
 use crate::serve::link::Exchange;
@@ -68,7 +69,12 @@ impl Job {
     }
 
     /// The submissions, in choice order.
-    pub(crate) fn submissions(&self, prompts: Vec<Vec<TokenId>>, logprobs: Option<u32>) -> Vec<Command> {
+    pub(crate) fn submissions(
+        &self,
+        prompts: Vec<Vec<TokenId>>,
+        logprobs: Option<u32>,
+        constraint: Option<&Compiled>,
+    ) -> Vec<Command> {
         let n = self.params.n;
         let one = |(i, ticket): (usize, &Ticket)| {
             let mut sampling = self.params.sampling.clone();
@@ -85,7 +91,7 @@ impl Job {
                 markers: self.markers.clone(),
                 cache: self.params.cache,
                 sibling: (i % n > 0).then(|| self.tickets[i - i % n]),
-                constraint: None,
+                constraint: constraint.map(Compiled::start),
             }))
         };
         self.tickets.iter().enumerate().map(one).collect()

@@ -94,6 +94,8 @@ pub(crate) const STOP_TOKENS: usize = 64;
 /// Entries of `logit_bias`.
 pub(crate) const LOGIT_BIAS: usize = 1024;
 
+/// Schemas or grammar of one request.
+pub(crate) const SCHEMA_BYTES: usize = 1024 * 1024;
 /// Keys of `chat_template_kwargs`.
 pub(crate) const TEMPLATE_KWARGS: usize = 64;
 /// Alternatives to a token with its log-probability.
@@ -151,6 +153,7 @@ pub(crate) fn table(engine: &Limits, bounds: &Bounds) -> String {
         ("choices of a request", CHOICES_WAITING.min(bounds.waiting).to_string()),
         ("stop strings", format!("{STOP_STRINGS} of {STOP_BYTES} B, {STOP_TOKENS} ids")),
         ("logit_bias entries", LOGIT_BIAS.to_string()),
+        ("schemas or grammar", format!("{} B", bounds.schema_bytes)),
         ("cache_salt", format!("{CACHE_SALT} B")),
         ("alternatives of a log-probability", TOP_LOGPROBS.to_string()),
         ("prompt", format!("{} tokens", engine.context - 1)),

@@ -9,6 +9,7 @@ use engine::api::{DraftCounts, Finish, Miss, Report};
 
 use crate::embed::Stats;
 use crate::serve::calls::Anomalies;
+use crate::serve::constrain::Times;
 use crate::serve::record::Counts;
 use crate::serve::spec::MtpOffer;
 
@@ -64,6 +65,8 @@ pub(crate) struct Metrics {
     pub mtp_offer: Option<MtpOffer>,
     /// Of a server that records.
     pub records: Option<Arc<Counts>>,
+    /// Of a server that compiles constraints.
+    pub compiles: Option<Arc<Times>>,
     http: BTreeMap<(&'static str, &'static str, u16), u64>,
     sent_bytes: u64,
     ends: BTreeMap<End, u64>,
@@ -88,6 +91,8 @@ pub(crate) struct Metrics {
     skipped: u64,
     preempted: u64,
     stall_ns: u64,
+    trimmed_constraint: u64,
+    mask_ns: u64,
 }
 
 impl Metrics {
@@ -128,6 +133,8 @@ impl Metrics {
         self.skipped += report.suffix_lookups.skipped;
         self.preempted += report.preempted;
         self.stall_ns += report.stall_ns;
+        self.trimmed_constraint += report.trimmed_constraint;
+        self.mask_ns += report.mask_ns;
     }
 
     /// What a choice wrote wrongly.
@@ -219,6 +226,10 @@ impl Metrics {
             }
         }
         family(&mut out, "engine_spec_tokens_total", "counter", "Draft tokens by what became of them", &drafts);
+        let trimmed = self.mtp.trimmed + self.suffix.trimmed - self.trimmed_constraint;
+        let reasons = [("window", trimmed), ("grammar", self.trimmed_constraint)];
+        let help = "Draft tokens that were cut before they were verified";
+        family(&mut out, "engine_spec_trimmed_total", "counter", help, &labelled("reason", &reasons));
         let results = [("hit", self.hits), ("miss", self.misses), ("skipped", self.skipped)];
         family(&mut out, "engine_suffix_lookups_total", "counter", "Suffix look-ups", &labelled("result", &results));
         family(&mut out, "engine_preemptions_total", "counter", "Times a row was preempted", &one(self.preempted));
@@ -236,10 +247,16 @@ impl Metrics {
                 &stopped,
             );
         }
-        let help = "Time rows waited for slow readers";
-        let _ = writeln!(out, "# HELP engine_stream_stall_seconds_total {help}");
-        let _ = writeln!(out, "# TYPE engine_stream_stall_seconds_total counter");
-        let _ = writeln!(out, "engine_stream_stall_seconds_total {}", self.stall_ns as f64 / 1e9);
+        for (name, help, ns) in [
+            ("engine_stream_stall_seconds_total", "Time rows waited for slow readers", self.stall_ns),
+            ("engine_constraint_mask_seconds_total", "Time to make the masks of constrained rows", self.mask_ns),
+        ] {
+            let seconds = ns as f64 / 1e9;
+            let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} counter\n{name} {seconds}");
+        }
+        if let Some(compiles) = &self.compiles {
+            compiles.write(&mut out);
+        }
         out
     }
 }

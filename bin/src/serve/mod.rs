@@ -17,8 +17,9 @@ mod calls;
 mod chat;
 mod completions;
 mod conns;
-mod entries;
+mod constrain;
 pub(crate) mod cors;
+mod entries;
 pub(crate) mod error;
 mod fields;
 pub mod flags;
@@ -70,6 +71,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 pub(crate) use auth::read_file as read_key_file;
 pub(crate) use chat::prompt as chat_prompt;
+pub(crate) use constrain::{grammar_bytes, vocabulary_bytes};
 pub use cors::Origins;
 pub use info::{ModelInfo, SamplingDefaults};
 pub use link::Outage;
@@ -124,6 +126,8 @@ pub struct Bounds {
     pub stream_buffer: usize,
     /// Unsent bytes of all whole answers that are longer than that.
     pub answers_bytes: usize,
+    /// Schemas or grammar of one request.
+    pub schema_bytes: usize,
 }
 
 impl Default for Bounds {
@@ -147,6 +151,7 @@ impl Default for Bounds {
             shutdown_time: limits::SHUTDOWN_TIME,
             stream_buffer: limits::STREAM_BUFFER_BYTES,
             answers_bytes: limits::ANSWERS_BYTES,
+            schema_bytes: limits::SCHEMA_BYTES,
         }
     }
 }

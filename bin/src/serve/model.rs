@@ -84,6 +84,11 @@ pub trait TextModel: Send + Sync {
     /// Whether the token is hidden from ordinary output.
     fn is_control(&self, token: TokenId) -> bool;
 
+    /// Whether the token is structure, shown or hidden: a text that only spells it is not it.
+    fn is_structure(&self, token: TokenId) -> bool {
+        self.is_control(token)
+    }
+
     /// Whether the token ends a completion.
     fn is_end(&self, token: TokenId) -> bool;
 

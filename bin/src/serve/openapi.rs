@@ -68,11 +68,19 @@ fn field(name: &str) -> Option<Value> {
         }
         "tool_choice" | "function_call" => json!({"anyOf": [{"type": "string"}, {"type": "object"}]}),
         "reasoning" => json!({"type": "object", "additionalProperties": false, "properties": {
-            "effort": any("string"), "enabled": any("boolean"), "exclude": any("boolean")}}),
+            "effort": any("string"), "enabled": any("boolean"), "exclude": any("boolean"),
+            "max_tokens": int(-1, i64::from(u32::MAX))}}),
+        "thinking_budget" | "thinking_budget_tokens" | "reasoning_budget_tokens" | "thinking_token_budget" => {
+            int(-1, i64::from(u32::MAX))
+        }
         "reasoning_effort" => json!({"enum": ["none", "minimal", "low", "medium", "high", "xhigh", "max"]}),
         "reasoning_format" => json!({"enum": ["none", "deepseek", "deepseek-legacy", "auto"]}),
         "chat_template_kwargs" => json!({"type": "object", "maxProperties": limits::TEMPLATE_KWARGS}),
-        "content" => any("string"),
+        "content" | "grammar" | "guided_regex" | "guided_grammar" | "regex" | "ebnf" => any("string"),
+        "response_format" => json!({"type": "object", "required": ["type"], "properties": {
+            "type": {"enum": ["text", "json_object", "json_schema", "regex", "choice", "grammar"]}}}),
+        "json_schema" | "guided_json" | "structured_outputs" => any("object"),
+        "guided_choice" => json!({"type": "array", "minItems": 1, "items": {"type": "string", "minLength": 1}}),
         "tokens" => json!({"type": "array", "items": {"type": "integer", "minimum": 0}}),
         "prompt" => {
             let ids = json!({"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0}});

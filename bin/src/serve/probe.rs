@@ -4,6 +4,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use crate::serve::constrain::Compiler;
 use crate::serve::http::{Decoder, HeadError, Method, head};
 use crate::serve::link::{Body, Exchange, Request, Shared};
 use crate::serve::random::Random;
@@ -134,7 +135,8 @@ impl Bodies {
     /// For a model whose engine runs `slots` choices at once.
     pub fn new(model: Arc<dyn TextModel>, info: ModelInfo, spec: SpecConfig, slots: usize) -> Self {
         let caps = model.caps();
-        let reader = Reader { model, caps, info, spec, slots, random: Random::new(), keep_bodies: false };
+        let compiler = Arc::new(Compiler::new(Arc::clone(&model), Bounds::default().schema_bytes));
+        let reader = Reader { model, caps, compiler, info, spec, slots, random: Random::new(), keep_bodies: false };
         Self { reader, shared: Arc::new(Shared::new()) }
     }
 

@@ -7,13 +7,13 @@ use std::time::Instant;
 use crossbeam::channel::{Receiver, Sender};
 use engine::channels::Markers;
 use engine::ids::TokenId;
-use engine::step::LogitEdit;
 use serde_json::{Map, Value};
 
 use crate::serve::SpecConfig;
 use crate::serve::answer::Dialect;
 use crate::serve::chat::Chat;
 use crate::serve::completions;
+use crate::serve::constrain::{self, Compiled, Compiler, Wanted};
 use crate::serve::error::ApiError;
 use crate::serve::fields::Fields;
 use crate::serve::http::Reply;
@@ -21,7 +21,7 @@ use crate::serve::info::ModelInfo;
 use crate::serve::json;
 use crate::serve::limits;
 use crate::serve::link::{Body, Exchange, Request};
-use crate::serve::model::{Caps, TextModel};
+use crate::serve::model::{Caps, TextModel, ToolStyle};
 use crate::serve::params::{Offer, Params};
 use crate::serve::parts::Shape;
 use crate::serve::random::Random;
@@ -33,6 +33,8 @@ use crate::serve::text_tools;
 pub(crate) struct Reader {
     pub model: Arc<dyn TextModel>,
     pub caps: Caps,
+    /// One for all readers of a model.
+    pub compiler: Arc<Compiler>,
     pub info: ModelInfo,
     pub spec: SpecConfig,
     pub slots: usize,
@@ -75,6 +77,10 @@ pub(crate) struct Ready {
     pub shape: Arc<Shape>,
     pub markers: Option<Arc<Markers>>,
     pub logprobs: Option<u32>,
+    /// What the answer's tokens may be.
+    pub constraint: Option<Compiled>,
+    /// Codes for `X-Engine-Warnings`.
+    pub warnings: Vec<String>,
     pub ignored: Vec<String>,
     pub prompt_param: &'static str,
     /// Where bodies are kept.
@@ -130,13 +136,25 @@ impl Reader {
             (false, None) => None,
             (false, Some(_)) => return Err(ApiError::invalid_value("top_logprobs", "it needs logprobs: true")),
         };
-        let mut params = params;
+        let format = constrain::format::read(&fields)?;
         let chat = Chat::read(&fields, &self.caps)?;
         let rendered = chat.render(self.model.as_ref(), self.info.n_ctx)?;
-        let (shape, markers) = chat.channels(&self.caps, rendered.open_tag.is_some());
-        if let Some(token) = chat.banned(&self.caps) {
-            params.sampling.logit_bias.push(LogitEdit { token, repeat: 1.0, add: f32::NEG_INFINITY });
+        let thinks = rendered.open_tag.is_some();
+        let (shape, markers) = chat.channels(&self.caps, thinks);
+        let mut wanted = Wanted {
+            format: format.as_ref(),
+            tools: chat.tools(),
+            style: shape.style,
+            reasoning: self.caps.think_tokens,
+            call: self.caps.call_tokens.filter(|_| shape.style != ToolStyle::None),
+            begins_in_reasoning: thinks,
+            budget: chat.budget(),
+        };
+        if let (Some(_), Some(tag), None) = (&format, &rendered.open_tag, wanted.reasoning) {
+            wanted.reasoning = Some(constrain::markers(self.model.as_ref(), tag)?);
         }
+        let mut constraint = self.compiler.compile(&wanted)?;
+        let warnings = constraint.as_mut().map(|c| std::mem::take(&mut c.warnings)).unwrap_or_default();
         let opened = rendered.open_tag.map_or(String::new(), |tag| format!("{tag}\n"));
         let lead = vec![if chat.keeps_tags(&self.caps) { opened.clone() } else { String::new() }];
         Ok(Ready {
@@ -148,6 +166,8 @@ impl Reader {
             shape: Arc::new(shape),
             markers: markers.map(Arc::new),
             logprobs,
+            constraint,
+            warnings,
             ignored,
             prompt_param: "messages",
             body: None,
@@ -165,9 +185,11 @@ impl Reader {
             let message = "log-probabilities of the prompt are not supported; leave echo or logprobs out";
             return Err(ApiError::unsupported_value("echo", message));
         }
+        let format = constrain::format::read(&fields)?;
         let prompts = completions::read_prompts(&fields, self.model.as_ref(), self.info.n_ctx)?;
         let (lead, prompts): (Vec<String>, Vec<_>) =
             prompts.into_iter().map(|p| (if echo { p.text } else { String::new() }, p.tokens)).unzip();
+        let constraint = self.compiler.compile(&Wanted { format: format.as_ref(), ..Wanted::default() })?;
         Ok(Ready {
             params,
             dialect: Dialect::Completion,
@@ -177,6 +199,8 @@ impl Reader {
             shape: Arc::default(),
             markers: None,
             logprobs,
+            constraint,
+            warnings: Vec::new(),
             ignored,
             prompt_param: "prompt",
             body: None,

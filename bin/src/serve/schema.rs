@@ -1,6 +1,6 @@
 //! The request fields of every endpoint and what becomes of each: the tables of the contract, as data.
 //!
-//! A field is *honoured* (its reader is in `params.rs`, `chat.rs` or `completions.rs`), *noted* (accepted without
+//! A field is *honoured* (its reader is in `params.rs`, `chat.rs`, `completions.rs` or `constrain/format.rs`), *noted* (accepted without
 //! effect and listed in `X-Engine-Ignored-Params`), or *refused* with 400 when its value would have an effect that
 //! this version cannot give. Null is absent everywhere. A field that is in no table is noted.
 
@@ -55,9 +55,6 @@ fn not_negative(v: &Value) -> bool {
 }
 fn beyond_text(v: &Value) -> bool {
     v.as_array().is_none_or(|list| list.iter().any(|m| m != "text"))
-}
-fn beyond_text_format(v: &Value) -> bool {
-    v.get("type").is_none_or(|t| t != "text")
 }
 fn plain_tier(v: &Value) -> bool {
     v == "auto" || v == "default"
@@ -126,22 +123,18 @@ pub(crate) const COMMON: &[(&str, Class)] = &[
     ("n_probs", Refused(not_zero)),
     ("bad_words", Refused(filled)),
     ("allowed_token_ids", Refused(filled)),
-    // Constraints: never run without one after asking for one.
-    ("response_format", Refused(beyond_text_format)),
-    ("grammar", Refused(filled)),
-    ("json_schema", Refused(always)),
-    ("structured_outputs", Refused(always)),
-    ("guided_json", Refused(always)),
-    ("guided_regex", Refused(always)),
-    ("guided_choice", Refused(always)),
-    ("guided_grammar", Refused(always)),
-    ("regex", Refused(always)),
-    ("ebnf", Refused(always)),
+    // Forms of the answer: one of them at most.
+    ("response_format", Honoured),
+    ("grammar", Honoured),
+    ("json_schema", Honoured),
+    ("structured_outputs", Honoured),
+    ("guided_json", Honoured),
+    ("guided_regex", Honoured),
+    ("guided_choice", Honoured),
+    ("guided_grammar", Honoured),
+    ("regex", Honoured),
+    ("ebnf", Honoured),
     // Calls, reasoning and media that are not told apart from text.
-    ("thinking_budget", Refused(not_negative)),
-    ("thinking_budget_tokens", Refused(not_negative)),
-    ("reasoning_budget_tokens", Refused(not_negative)),
-    ("thinking_token_budget", Refused(not_negative)),
     ("chat_template", Refused(always)),
     ("documents", Refused(filled)),
     ("mm_processor_kwargs", Refused(filled)),
@@ -194,6 +187,10 @@ pub(crate) const CHAT: &[(&str, Class)] = &[
     ("include_reasoning", Honoured),
     ("reasoning_effort", Honoured),
     ("reasoning_format", Honoured),
+    ("thinking_budget", Honoured),
+    ("thinking_budget_tokens", Honoured),
+    ("reasoning_budget_tokens", Honoured),
+    ("thinking_token_budget", Honoured),
     ("chat_template_kwargs", Honoured),
     ("enable_thinking", Honoured),
     ("add_generation_prompt", Honoured),
@@ -219,6 +216,10 @@ pub(crate) const COMPLETIONS: &[(&str, Class)] = &[
     ("include_reasoning", Refused(falsy)),
     ("reasoning_effort", Refused(always)),
     ("reasoning_format", Refused(splits_reasoning)),
+    ("thinking_budget", Refused(not_negative)),
+    ("thinking_budget_tokens", Refused(not_negative)),
+    ("reasoning_budget_tokens", Refused(not_negative)),
+    ("thinking_token_budget", Refused(not_negative)),
     ("enable_thinking", Refused(always)),
     ("chat_template_kwargs", Refused(filled)),
     ("add_generation_prompt", Refused(truthy)),

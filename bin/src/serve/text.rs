@@ -14,6 +14,7 @@ use engine::api::{AdmitError, Command, Event, Report};
 use engine::ids::{Ticket, TokenId};
 
 use crate::serve::answer::{Choice, Dialect, Frame};
+use crate::serve::constrain::{self, Compiler};
 use crate::serve::entries::Entries;
 use crate::serve::error::ApiError;
 use crate::serve::http::Reply;
@@ -26,7 +27,7 @@ use crate::serve::reader::{Long, Read, Reader, Ready, Work, read_long};
 use crate::serve::record::{Asked, Digests, Facts, Line, RecordFile, Recorder, Written};
 use crate::serve::{Bounds, Parts, info, limits};
 
-/// A body that is read without delay for others: milliseconds of work, whatever it holds.
+/// A body that is read without delay for others: milliseconds of work, whatever it holds but a form to compile.
 const SMALL_BODY_BYTES: usize = 64 * 1024;
 
 /// The thread's state.
@@ -94,9 +95,12 @@ pub(crate) fn start(
     });
     let (recorder, recorder_thread) = started.transpose()?.unzip();
     shared.metrics.lock().records = recorder.as_ref().map(|near| Arc::clone(&near.counts));
+    let compiler = Arc::new(Compiler::new(Arc::clone(&model), bounds.schema_bytes));
+    shared.metrics.lock().compiles = Some(Arc::clone(&compiler.times));
     let reader = || Reader {
         model: Arc::clone(&model),
         caps,
+        compiler: Arc::clone(&compiler),
         info: parts.info.clone(),
         spec: parts.spec,
         slots: parts.slots,
@@ -305,7 +309,7 @@ impl Text {
     }
 
     fn request(&mut self, request: Request) {
-        if request.body.len() <= SMALL_BODY_BYTES {
+        if request.body.len() <= SMALL_BODY_BYTES && !constrain::may_ask(&request.body) {
             let work = self.reader.read(request);
             return self.begin_work(work);
         }
@@ -368,12 +372,29 @@ impl Text {
             let error = ApiError::invalid_value("n", message);
             return self.reply(exchange, Reply::from(&error));
         }
-        let Ready { params, dialect, prompts, lead, opened, shape, markers, logprobs, ignored, prompt_param, body } =
-            ready;
+        let Ready {
+            params,
+            dialect,
+            prompts,
+            lead,
+            opened,
+            shape,
+            markers,
+            logprobs,
+            constraint,
+            warnings,
+            ignored,
+            prompt_param,
+            body,
+        } = ready;
         let prompt_tokens: Vec<usize> = prompts.iter().map(Vec::len).collect();
         let mut headers = vec![("X-Engine-Prompt-Tokens", prompt_tokens.iter().sum::<usize>().to_string())];
         if let Some(names) = header_list(&ignored) {
             headers.push(("X-Engine-Ignored-Params", names));
+        }
+        headers.extend(header_list(&warnings).map(|codes| ("X-Engine-Warnings", codes)));
+        if let Some(codes) = constraint.as_ref().and_then(|constraint| header_list(&constraint.warnings)) {
+            headers.push(("X-Engine-Warnings", codes));
         }
         headers.extend(session.map(|session| ("X-Engine-Session", session)));
         let frame = Frame {
@@ -420,7 +441,7 @@ impl Text {
             asked,
         };
         self.shared.metrics.lock().open += count as u64;
-        let commands = job.submissions(prompts, logprobs);
+        let commands = job.submissions(prompts, logprobs, constraint.as_ref());
         self.state.jobs.insert(exchange, job);
         for command in commands {
             self.command(command);

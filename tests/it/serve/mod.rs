@@ -3,6 +3,7 @@
 mod canary;
 mod channels;
 pub mod client;
+mod constrained;
 mod doors;
 mod errors;
 mod fake;

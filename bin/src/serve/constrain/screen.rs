@@ -1,0 +1,338 @@
+//! JSON schemas before they are compiled: what would be read in another way than JSON Schema means it is refused, or
+//! widened where that was asked for, and what says nothing about the value is dropped.
+
+use serde_json::{Map, Value};
+
+/// Levels of a schema.
+const DEPTH_MAX: usize = 64;
+
+/// Properties of an object: what compiling takes grows with their square.
+const PROPERTIES_MAX: usize = 1000;
+
+const TYPES: [&str; 7] = ["null", "boolean", "number", "integer", "string", "array", "object"];
+const FORMATS: [&str; 10] =
+    ["date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"];
+
+/// What a keyword holds.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Holds {
+    Schema,
+    Schemas,
+    Named,
+    /// A schema, or a list of them.
+    Either,
+    Count,
+    Number,
+    /// A number, or in older drafts a boolean.
+    Bound,
+    /// Checked below.
+    Other,
+}
+
+const KEYWORDS: &[(&str, Holds)] = &[
+    ("type", Holds::Other),
+    ("enum", Holds::Other),
+    ("const", Holds::Other),
+    ("$ref", Holds::Other),
+    ("required", Holds::Other),
+    ("pattern", Holds::Other),
+    ("format", Holds::Other),
+    ("properties", Holds::Named),
+    ("patternProperties", Holds::Named),
+    ("$defs", Holds::Named),
+    ("definitions", Holds::Named),
+    ("additionalProperties", Holds::Schema),
+    ("additionalItems", Holds::Schema),
+    ("items", Holds::Either),
+    ("prefixItems", Holds::Schemas),
+    ("anyOf", Holds::Schemas),
+    ("allOf", Holds::Schemas),
+    ("oneOf", Holds::Schemas),
+    ("minItems", Holds::Count),
+    ("maxItems", Holds::Count),
+    ("minLength", Holds::Count),
+    ("maxLength", Holds::Count),
+    ("minProperties", Holds::Count),
+    ("maxProperties", Holds::Count),
+    ("minimum", Holds::Number),
+    ("maximum", Holds::Number),
+    ("exclusiveMinimum", Holds::Bound),
+    ("exclusiveMaximum", Holds::Bound),
+    ("multipleOf", Holds::Number),
+];
+
+/// Keywords that say nothing about a value.
+const ANNOTATIONS: [&str; 13] = [
+    "title",
+    "description",
+    "default",
+    "examples",
+    "example",
+    "deprecated",
+    "readOnly",
+    "writeOnly",
+    "$schema",
+    "$id",
+    "$comment",
+    "contentEncoding",
+    "contentMediaType",
+];
+
+/// Pairs of bounds that leave nothing when the first is the greater.
+const PAIRS: [(&str, &str); 4] =
+    [("minLength", "maxLength"), ("minItems", "maxItems"), ("minProperties", "maxProperties"), ("minimum", "maximum")];
+
+/// What is wrong with a schema, and where.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct Flaw {
+    /// JSON pointer into the schema.
+    pub pointer: String,
+    pub message: String,
+}
+
+/// What becomes of a part of a schema that cannot be compiled.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Strictness {
+    /// The schema is refused.
+    Exact,
+    /// The part may be any value.
+    Widened,
+}
+
+/// A copy of a schema without annotations, and whether a part of it was widened.
+///
+/// # Errors
+/// The first part that cannot be compiled, where nothing may be widened.
+pub(super) fn screen(schema: &Value, strictness: Strictness) -> Result<(Value, bool), Flaw> {
+    let mut screen = Screen { strictness, widened: false };
+    let value = screen.schema(schema, &mut String::new(), 0)?;
+    Ok((value, screen.widened))
+}
+
+struct Screen {
+    strictness: Strictness,
+    widened: bool,
+}
+
+fn flaw(pointer: &str, message: impl Into<String>) -> Flaw {
+    Flaw { pointer: pointer.to_owned(), message: message.into() }
+}
+
+/// Calls `then` with the pointer one level further down.
+pub(super) fn below<T>(pointer: &mut String, key: &str, then: impl FnOnce(&mut String) -> T) -> T {
+    let len = pointer.len();
+    pointer.push('/');
+    pointer.push_str(&key.replace('~', "~0").replace('/', "~1"));
+    let out = then(pointer);
+    pointer.truncate(len);
+    out
+}
+
+impl Screen {
+    fn schema(&mut self, schema: &Value, pointer: &mut String, depth: usize) -> Result<Value, Flaw> {
+        let screened = match schema {
+            _ if depth > DEPTH_MAX => Err(flaw(pointer, format!("it is nested more than {DEPTH_MAX} levels deep"))),
+            Value::Bool(_) => return Ok(schema.clone()),
+            Value::Object(map) => self.object(map, pointer, depth),
+            other => {
+                let found = crate::serve::json::type_name(other);
+                Err(flaw(pointer, format!("expected a schema (object or boolean), found {found}")))
+            }
+        };
+        match screened {
+            Err(_) if self.strictness == Strictness::Widened && depth > 0 => {
+                self.widened = true;
+                Ok(Value::Bool(true))
+            }
+            other => other,
+        }
+    }
+
+    fn object(&mut self, map: &Map<String, Value>, pointer: &mut String, depth: usize) -> Result<Value, Flaw> {
+        let mut out = Map::new();
+        for (key, value) in map {
+            if ANNOTATIONS.contains(&key.as_str()) || key.starts_with("x-") {
+                continue;
+            }
+            let Some((_, holds)) = KEYWORDS.iter().find(|(name, _)| name == key) else {
+                match (key.as_str(), value) {
+                    ("uniqueItems", Value::Bool(false)) | ("nullable", Value::Bool(false)) => continue,
+                    _ => return Err(below(pointer, key, |p| flaw(p, format!("the keyword {key} is not supported")))),
+                }
+            };
+            let screened = below(pointer, key, |pointer| self.keyword(key, *holds, value, pointer, depth + 1))?;
+            out.insert(key.clone(), screened);
+        }
+        for (least, most) in PAIRS {
+            if let (Some(a), Some(b)) = (number(&out, least), number(&out, most))
+                && a > b
+            {
+                let message = format!("{least} {a} is above {most} {b}: no value is both");
+                return Err(below(pointer, least, |p| flaw(p, message)));
+            }
+        }
+        Ok(Value::Object(out))
+    }
+
+    fn keyword(
+        &mut self,
+        key: &str,
+        holds: Holds,
+        value: &Value,
+        pointer: &mut String,
+        depth: usize,
+    ) -> Result<Value, Flaw> {
+        let wrong = |pointer: &str, expected: &str| {
+            let found = crate::serve::json::type_name(value);
+            Err(flaw(pointer, format!("{key}: expected {expected}, found {found}")))
+        };
+        match (holds, value) {
+            (Holds::Schema | Holds::Either, Value::Object(_) | Value::Bool(_)) => self.schema(value, pointer, depth),
+            (Holds::Schemas | Holds::Either, Value::Array(list)) => {
+                let mut out = Vec::with_capacity(list.len());
+                for (i, schema) in list.iter().enumerate() {
+                    out.push(below(pointer, &i.to_string(), |p| self.schema(schema, p, depth))?);
+                }
+                Ok(Value::Array(out))
+            }
+            (Holds::Named, Value::Object(map)) if map.len() > PROPERTIES_MAX => {
+                Err(flaw(pointer, format!("{key}: {} of them, and the limit is {PROPERTIES_MAX}", map.len())))
+            }
+            (Holds::Named, Value::Object(map)) => {
+                let mut out = Map::new();
+                for (name, schema) in map {
+                    out.insert(name.clone(), below(pointer, name, |p| self.schema(schema, p, depth))?);
+                }
+                Ok(Value::Object(out))
+            }
+            (Holds::Count, Value::Number(n)) => match n.as_u64().or(n.as_f64().and_then(whole)) {
+                Some(n) => Ok(n.into()),
+                None => Err(flaw(pointer, format!("{key}: {n} is no count"))),
+            },
+            (Holds::Number | Holds::Bound, Value::Number(n)) if key == "multipleOf" => match n.as_f64() {
+                Some(x) if x > 0.0 => Ok(value.clone()),
+                _ => Err(flaw(pointer, "multipleOf: it must be above 0")),
+            },
+            (Holds::Number | Holds::Bound, Value::Number(_)) | (Holds::Bound, Value::Bool(_)) => Ok(value.clone()),
+            (Holds::Other, _) => other(key, value, pointer),
+            (Holds::Schema, _) => wrong(pointer, "a schema"),
+            (Holds::Schemas, _) => wrong(pointer, "a list of schemas"),
+            (Holds::Named, _) => wrong(pointer, "an object of schemas"),
+            (Holds::Either, _) => wrong(pointer, "a schema or a list of schemas"),
+            (Holds::Count | Holds::Number | Holds::Bound, _) => wrong(pointer, "a number"),
+        }
+    }
+}
+
+/// Keywords that hold no schema, and no number.
+fn other(key: &str, value: &Value, pointer: &str) -> Result<Value, Flaw> {
+    let found = crate::serve::json::type_name(value);
+    let fine = match (key, value) {
+        ("const", _) => true,
+        ("enum", Value::Array(list)) => {
+            if list.is_empty() {
+                return Err(flaw(pointer, "enum: it lists no value"));
+            }
+            true
+        }
+        ("type", Value::String(name)) => return known(&TYPES, "type", name, pointer).map(|()| value.clone()),
+        ("type", Value::Array(list)) if !list.is_empty() => {
+            for name in list {
+                let Some(name) = name.as_str() else { return Err(flaw(pointer, "type: it lists names of types")) };
+                known(&TYPES, "type", name, pointer)?;
+            }
+            true
+        }
+        ("format", Value::String(name)) => return known(&FORMATS, "format", name, pointer).map(|()| value.clone()),
+        ("$ref", Value::String(reference)) => {
+            if !reference.starts_with('#') {
+                return Err(flaw(pointer, "$ref: only references into the schema itself (#/...) are supported"));
+            }
+            true
+        }
+        ("required", Value::Array(list)) => list.iter().all(Value::is_string),
+        ("pattern", Value::String(_)) => true,
+        _ => false,
+    };
+    if fine { Ok(value.clone()) } else { Err(flaw(pointer, format!("{key}: found {found} of no use here"))) }
+}
+
+fn known(names: &[&str], what: &str, name: &str, pointer: &str) -> Result<(), Flaw> {
+    if names.contains(&name) {
+        return Ok(());
+    }
+    let name = crate::serve::error::quote(name);
+    Err(flaw(pointer, format!("the {what} {name} is not supported; there are {}", names.join(", "))))
+}
+
+fn number(map: &Map<String, Value>, key: &str) -> Option<f64> {
+    map.get(key)?.as_f64()
+}
+
+fn whole(x: f64) -> Option<u64> {
+    (x >= 0.0 && x.fract() == 0.0 && x < 9e15).then_some(x as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn annotations_go_and_everything_else_stays() {
+        let schema = json!({"$schema": "x", "title": "t", "type": "object", "x-order": 1, "required": ["title"],
+            "properties": {"title": {"type": ["string", "null"], "description": "d", "maxLength": 5.0},
+                "items": {"type": "array", "items": {"$ref": "#/$defs/a"}, "uniqueItems": false}},
+            "additionalProperties": false, "$defs": {"a": {"anyOf": [{"const": {"title": 1}}, true]}}});
+        let (out, widened) = screen(&schema, Strictness::Exact).unwrap();
+        assert!(!widened);
+        // A property may be called like an annotation, and a value may hold one.
+        let expected = json!({"type": "object", "required": ["title"],
+            "properties": {"title": {"type": ["string", "null"], "maxLength": 5},
+                "items": {"type": "array", "items": {"$ref": "#/$defs/a"}}},
+            "additionalProperties": false, "$defs": {"a": {"anyOf": [{"const": {"title": 1}}, true]}}});
+        assert_eq!(out, expected);
+    }
+
+    #[test]
+    fn what_cannot_be_enforced_is_refused_where_it_stands() {
+        let deep = (0..80).fold(json!({"type": "string"}), |inner, _| json!({"items": inner}));
+        for (schema, pointer, message) in [
+            (json!({"not": {}}), "/not", "keyword not"),
+            (json!({"properties": {"a/b": {"if": {}}}}), "/properties/a~1b/if", "keyword if"),
+            (json!({"items": {"dependentRequired": {}}}), "/items/dependentRequired", "not supported"),
+            (json!({"anyOf": [true, {"unevaluatedProperties": false}]}), "/anyOf/1/unevaluatedProperties", "not"),
+            (json!({"contains": {}}), "/contains", "not supported"),
+            (json!({"uniqueItems": true}), "/uniqueItems", "not supported"),
+            (json!({"propertyNames": {}}), "/propertyNames", "not supported"),
+            (json!({"x-guidance": {"lenient": true}, "lenient": 1}), "/lenient", "not supported"),
+            (json!({"$ref": "http://x/y"}), "/$ref", "into the schema itself"),
+            (json!({"type": "text"}), "/type", "'text'"),
+            (json!({"type": "string", "format": "color"}), "/format", "'color'"),
+            (json!({"minLength": 5, "maxLength": 3}), "/minLength", "above maxLength 3"),
+            (json!({"minimum": 5, "maximum": 3.5}), "/minimum", "above maximum 3.5"),
+            (json!({"minItems": -1}), "/minItems", "no count"),
+            (json!({"multipleOf": 0}), "/multipleOf", "above 0"),
+            (json!({"enum": []}), "/enum", "no value"),
+            (json!({"properties": []}), "/properties", "object of schemas"),
+            (json!({"items": 5}), "/items", "a schema or a list"),
+            (json!({"anyOf": [5]}), "/anyOf/0", "found number"),
+            (json!([]), "", "expected a schema"),
+            (deep, &"/items".repeat(65), "64 levels"),
+        ] {
+            let found = screen(&schema, Strictness::Exact).unwrap_err();
+            assert_eq!(found.pointer, pointer, "{schema}");
+            assert!(found.message.contains(message), "{}", found.message);
+        }
+    }
+
+    #[test]
+    fn a_part_is_widened_and_no_more_than_it() {
+        let schema = json!({"type": "object", "properties": {"a": {"type": "string"}, "b": {"not": {}}}});
+        let (out, widened) = screen(&schema, Strictness::Widened).unwrap();
+        assert!(widened);
+        assert_eq!(out, json!({"type": "object", "properties": {"a": {"type": "string"}, "b": true}}));
+        assert!(screen(&json!({"not": {}}), Strictness::Widened).is_err(), "the root is not a part");
+    }
+}

@@ -1,0 +1,178 @@
+//! Constraints over a vocabulary of bytes, a few longer tokens and structure. What a mask allows and what can be taken is
+//! compared at every step of every walk.
+
+mod calls;
+mod forms;
+
+use std::sync::LazyLock;
+
+use engine::constraint::{Allowed, Constraint};
+use engine::ids::TokenId;
+use engine::limits::WINDOW_MAX;
+use engine::sample::random_bits;
+use serde_json::{Map, Value, json};
+
+use super::format::{Form, Format};
+use super::*;
+use crate::serve::model::{Caps, Conversation, RenderError, Rendered};
+use crate::serve::tools::Tool;
+
+/// Tokens of more than a byte.
+const LONG: [&str; 14] = [
+    "\n\n",
+    "{\"",
+    "\": ",
+    "\", \"",
+    "true",
+    "123",
+    "hello",
+    "  ",
+    "\"}",
+    "<tool_call>",
+    "name",
+    "</parameter>",
+    "\u{e9}\u{e8}",
+    "]}",
+];
+const END: TokenId = TokenId(300);
+const END_2: TokenId = TokenId(301);
+const THINK: TokenId = TokenId(302);
+const THINK_END: TokenId = TokenId(303);
+const CALL: TokenId = TokenId(304);
+const CALL_END: TokenId = TokenId(305);
+const VOCAB: usize = 306;
+const WORDS: usize = VOCAB.div_ceil(32);
+
+struct Bytes;
+
+impl TextModel for Bytes {
+    fn vocab(&self) -> usize {
+        VOCAB
+    }
+
+    fn encode(&self, text: &str, _: bool, _: bool) -> Vec<TokenId> {
+        match text {
+            "<think>" => vec![THINK],
+            "</think>" => vec![THINK_END],
+            text => text.bytes().map(|b| TokenId(b.into())).collect(),
+        }
+    }
+
+    fn ids_min(&self, bytes: usize) -> usize {
+        bytes
+    }
+
+    fn piece(&self, token: TokenId) -> Vec<u8> {
+        match token.0 {
+            byte @ 0..256 => vec![byte as u8],
+            // Rows without a token.
+            at @ 256..300 => LONG.get(at as usize - 256).map_or(Vec::new(), |text| text.as_bytes().to_vec()),
+            300 => b"<end>".to_vec(),
+            301 => b"<end2>".to_vec(),
+            302 => b"<think>".to_vec(),
+            303 => b"</think>".to_vec(),
+            304 => b"<tool_call>".to_vec(),
+            _ => b"</tool_call>".to_vec(),
+        }
+    }
+
+    fn is_control(&self, token: TokenId) -> bool {
+        token == END || token == END_2
+    }
+
+    fn is_structure(&self, token: TokenId) -> bool {
+        token.0 >= 300
+    }
+
+    fn is_end(&self, token: TokenId) -> bool {
+        token == END || token == END_2
+    }
+
+    fn caps(&self) -> Caps {
+        Caps::default()
+    }
+
+    fn render(&self, _: &Conversation<'_>, _: usize) -> Result<Rendered, RenderError> {
+        Err(RenderError::Template(String::new()))
+    }
+}
+
+static VOCABULARY: LazyLock<Vocabulary> = LazyLock::new(|| Vocabulary::new(&Bytes).unwrap());
+
+fn format(form: Form) -> Format {
+    Format { form, param: "response_format".to_owned() }
+}
+
+fn of_form(form: Form) -> Box<dyn Constraint> {
+    let format = format(form);
+    compile(&Wanted { format: Some(&format), ..Wanted::default() }, &VOCABULARY).unwrap().unwrap().start()
+}
+
+/// The tokens that may come next.
+fn allowed(constraint: &mut dyn Constraint) -> Vec<TokenId> {
+    let mut words = vec![0; WORDS];
+    let ids = || (0..VOCAB as u32).map(TokenId);
+    match constraint.mask(&mut words) {
+        Allowed::All => ids().collect(),
+        Allowed::Nothing => {
+            assert!(words.iter().all(|w| *w == 0));
+            Vec::new()
+        }
+        Allowed::Masked => ids().filter(|t| words[t.index() / 32] >> (t.index() % 32) & 1 == 1).collect(),
+    }
+}
+
+/// Takes tokens one by one; `Err` with the text before the first that may not come.
+fn walk(constraint: &mut dyn Constraint, tokens: impl IntoIterator<Item = TokenId>) -> Result<(), String> {
+    let mut text = Vec::new();
+    for token in tokens {
+        let may = allowed(constraint).contains(&token);
+        assert_eq!(may, constraint.advance(token), "{token} behind {:?}", String::from_utf8_lossy(&text));
+        if !may {
+            return Err(String::from_utf8_lossy(&text).into_owned());
+        }
+        text.extend(Bytes.piece(token));
+    }
+    Ok(())
+}
+
+fn tokens(text: &str) -> Vec<TokenId> {
+    Bytes.encode(text, false, false)
+}
+
+/// Whether a form is that of a whole text.
+fn holds(form: &Form, text: &str) -> bool {
+    let mut constraint = of_form(form.clone());
+    let taken = walk(constraint.as_mut(), tokens(text).into_iter().chain([END]));
+    assert_eq!(taken.is_ok(), constraint.ended());
+    taken.is_ok()
+}
+
+fn check(form: Form, good: &[&str], bad: &[&str]) {
+    for text in good {
+        assert!(holds(&form, text), "{form:?} refuses {text:?}");
+    }
+    for text in bad {
+        assert!(!holds(&form, text), "{form:?} lets {text:?} pass");
+    }
+}
+
+#[test]
+fn bodies_that_may_ask_for_a_form_are_told_apart() {
+    for body in [r#"{"response_format": {}}"#, r#"{"a":1,"tools":[]}"#, r#"{"regex":"a"}"#] {
+        assert!(may_ask(body.as_bytes()), "{body}");
+    }
+    for body in [r#"{"messages": [{"content": "a regex"}]}"#, "", "\"", r#"{"toolsy": 1}"#] {
+        assert!(!may_ask(body.as_bytes()), "{body}");
+    }
+}
+
+#[test]
+fn a_form_has_a_size() {
+    let compiler = Compiler::new(Arc::new(Bytes), 100);
+    let form = format(Form::Regex("a".repeat(101)));
+    let error = compiler.compile(&Wanted { format: Some(&form), ..Wanted::default() }).unwrap_err();
+    assert_eq!((error.status, error.code), (400, "schema_too_complex"));
+    let form = format(Form::Regex("a".repeat(100)));
+    assert!(compiler.compile(&Wanted { format: Some(&form), ..Wanted::default() }).unwrap().is_some());
+}
