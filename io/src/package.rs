@@ -71,17 +71,25 @@ impl Package {
             let code = if matches!(error, Error::TooLong { .. }) { "manifest_too_large" } else { "missing_manifest" };
             issue(code, error.to_string())
         })?;
-        let manifest = json::parse_names(&bytes).map_err(|error| {
+        Ok(Self { dir: dir.to_owned(), manifest: Self::parse(&bytes)?, manifest_sha256: Sha256::of(&bytes) })
+    }
+
+    /// Reads the bytes of a manifest.
+    ///
+    /// # Errors
+    /// An issue: they are not of the schema.
+    pub fn parse(bytes: &[u8]) -> Result<Manifest, Box<Issue>> {
+        let issue = |code, message: String| Box::new(Issue::new(code, MANIFEST, message));
+        json::parse_names(bytes).map_err(|error| {
             // Of another version the fields need not fit.
-            match serde_json::from_slice::<Version>(&bytes) {
+            match serde_json::from_slice::<Version>(bytes) {
                 Ok(Version { schema_version }) if schema_version != manifest::SCHEMA_VERSION => {
                     let message = format!("schema_version is {schema_version}, expected {}", manifest::SCHEMA_VERSION);
                     issue("unsupported_schema_version", message)
                 }
                 _ => issue("invalid_manifest_json", format!("is not of the schema: {error}")),
             }
-        })?;
-        Ok(Self { dir: dir.to_owned(), manifest, manifest_sha256: Sha256::of(&bytes) })
+        })
     }
 
     /// Where an artifact is, once it is sure that it is a file of this package and as long as stated.

@@ -25,7 +25,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 pub use error::TraceError;
-pub use read::{Format, Found, Trace, load};
+pub use read::{Format, Found, Trace, import, load};
 
 /// A recorded session.
 #[derive(Clone, PartialEq, Debug, Default)]

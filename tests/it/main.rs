@@ -5,6 +5,7 @@ mod capi;
 mod compare;
 mod composite;
 mod forward;
+mod fuzz;
 mod identity;
 mod memory;
 mod pack;

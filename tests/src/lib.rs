@@ -3,6 +3,7 @@
 pub mod drive;
 pub mod edits;
 pub mod fixtures;
+pub mod fuzz;
 pub mod memory;
 pub mod narrow;
 pub mod scripted;

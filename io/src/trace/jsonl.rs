@@ -83,11 +83,18 @@ pub struct Recording {
 /// # Errors
 /// [`TraceError`], naming file and line.
 pub fn read(path: &Path) -> Result<Recording, TraceError> {
-    let name = path.display().to_string();
     let (file, _) = plain::open(path)?;
+    join(BufReader::new(file), path.display().to_string())
+}
+
+/// The same from wherever the bytes come.
+///
+/// # Errors
+/// [`TraceError`], naming `name` and the line.
+pub fn join<R: BufRead>(input: R, name: String) -> Result<Recording, TraceError> {
     let mut joined = Joined::default();
     let mut torn = None;
-    for record in lines(BufReader::new(file), name) {
+    for record in lines(input, name) {
         match record {
             Ok(session) => joined.add(session),
             Err(TraceError::Torn { line, .. }) => torn = Some(line),

@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, HashSet};
 use std::fs;
-use std::io::{BufReader, Read as _};
+use std::io::{self, BufRead, BufReader, Read as _};
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
@@ -151,33 +151,42 @@ fn walk(dir: &Path, seen: &mut HashSet<(u64, u64)>, files: &mut Vec<PathBuf>) ->
 
 /// Reads one file.
 fn read(path: &Path, format: Format) -> Result<Trace, TraceError> {
+    let (file, _) = plain::open(path)?;
+    import(BufReader::new(file), format, path)
+}
+
+/// Reads what stands in the file `path`, from wherever its bytes come.
+///
+/// # Errors
+/// Whatever is no recording of `format`.
+pub fn import(input: impl BufRead, format: Format, path: &Path) -> Result<Trace, TraceError> {
     let place = path.display().to_string();
     let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+    let whole = |input| document(input, path);
     let mut torn = None;
     let sessions = match format {
         Format::Slipstream => {
-            let recording = jsonl::read(path)?;
+            let recording = jsonl::join(input, place)?;
             torn = recording.torn;
             recording.sessions
         }
-        Format::Openai => by_line(path, &name, openai::session)?,
-        Format::Openhands => by_line(path, &name, openhands::session)?,
-        Format::SweAgent => vec![swe_agent::trajectory(&document(path)?, &place, &name)?],
-        Format::MiniSweAgent => vec![swe_agent::mini(&document(path)?, &place, &name)?],
-        Format::TauBench => tau_bench::sessions(&document(path)?, &place)?,
-        Format::Aider => aider::sessions(&text(path, document(path)?)?, &name),
+        Format::Openai => by_line(input, &place, &name, openai::session)?,
+        Format::Openhands => by_line(input, &place, &name, openhands::session)?,
+        Format::SweAgent => vec![swe_agent::trajectory(&whole(input)?, &place, &name)?],
+        Format::MiniSweAgent => vec![swe_agent::mini(&whole(input)?, &place, &name)?],
+        Format::TauBench => tau_bench::sessions(&whole(input)?, &place)?,
+        Format::Aider => aider::sessions(&text(path, whole(input)?)?, &name),
     };
     Ok(Trace { path: path.to_owned(), format, sessions, torn })
 }
 
 fn by_line(
-    path: &Path,
+    input: impl BufRead,
+    place: &str,
     name: &str,
     session: impl Fn(&[u8], &str, &str) -> Result<Session, TraceError>,
 ) -> Result<Vec<Session>, TraceError> {
-    let (file, _) = plain::open(path)?;
-    let place = path.display().to_string();
-    let lines = jsonl::records(BufReader::new(file), place.clone(), DOCUMENT_BYTES_MAX);
+    let lines = jsonl::records(input, place.to_owned(), DOCUMENT_BYTES_MAX);
     lines
         .map(|raw| {
             let jsonl::Raw { bytes, line, .. } = raw?;
@@ -187,10 +196,9 @@ fn by_line(
 }
 
 /// The whole of a file.
-fn document(path: &Path) -> Result<Vec<u8>, TraceError> {
+fn document(input: impl io::Read, path: &Path) -> Result<Vec<u8>, TraceError> {
     let mut bytes = Vec::new();
-    let (file, _) = plain::open(path)?;
-    let read = file.take(DOCUMENT_BYTES_MAX as u64 + 1).read_to_end(&mut bytes);
+    let read = input.take(DOCUMENT_BYTES_MAX as u64 + 1).read_to_end(&mut bytes);
     read.map_err(TraceError::io(path, "read it"))?;
     if bytes.len() > DOCUMENT_BYTES_MAX {
         return Err(TraceError::LongDocument { file: path.display().to_string(), limit: DOCUMENT_BYTES_MAX });
@@ -245,7 +253,8 @@ pub fn detect(path: &Path) -> Result<Option<Format>, TraceError> {
         let format = of_object(&fields, &bytes);
         return Ok(format.filter(|format| format.lines() || !several_lines(path)));
     }
-    let bytes = match document(path) {
+    let (file, _) = plain::open(path)?;
+    let bytes = match document(file, path) {
         Err(TraceError::LongDocument { .. }) => return Ok(None),
         bytes => bytes?,
     };
