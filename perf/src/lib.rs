@@ -1,5 +1,6 @@
 //! Shared helpers of the benchmarks.
 
+pub mod load;
 pub mod qwen35;
 
 use std::hint::black_box;
