@@ -268,7 +268,7 @@ fn inspect_tells_what_a_file_is() {
 /// All rooms of a server; and what the small ones take, which no count of a whole process shows.
 #[test]
 fn every_room_is_listed_and_small_ones_have_their_size() {
-    const ROOMS: [&str; 36] = [
+    const ROOMS: [&str; 39] = [
         "model files",
         "repacked weights",
         "small tensors",
@@ -296,11 +296,14 @@ fn every_room_is_listed_and_small_ones_have_their_size() {
         "penalties",
         "request tables",
         "channels",
+        "masks of constraints",
         "prompts that wait",
         "metadata",
         "tokenizer",
         "checks of the tokenizer",
         "token pieces",
+        "vocabulary of grammars",
+        "grammars",
         "connections",
         "answers being read",
         "requests being read",

@@ -68,7 +68,7 @@ pub fn extend_suffix(
         counts.suffix.trimmed += (draft.len() - usable) as u64;
         counts.trimmed_constraint += (draft.len() - usable) as u64;
         draft.truncate(usable);
-        windows.match_len[row] = m.len;
+        windows.match_len[row] = if draft.is_empty() { 0 } else { m.len };
         for &token in draft.iter() {
             windows.push_suffix(row, token);
         }
