@@ -120,7 +120,8 @@ impl Compiler {
         let vocabulary = self.vocabulary.get_or_init(|| Vocabulary::new(self.model.as_ref()));
         let param = wanted.format.map_or("tools", |format| &format.param);
         let Some(vocabulary) = vocabulary else {
-            let message = "the model has no token that ends an answer, so that a form could not be held to";
+            let message =
+                "the model has no token that ends an answer, or too many tokens, so that a form could not be held to";
             return Err(ApiError::unsupported_value(param, message));
         };
         let start = Instant::now();

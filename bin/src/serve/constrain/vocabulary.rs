@@ -12,6 +12,11 @@ use crate::serve::model::TextModel;
 /// Newlines that may stand between the end of reasoning and what follows, and between calls.
 pub(super) const NEWLINES_MAX: u8 = 2;
 
+/// Longest token that a form can be made of: the library's trie has no deeper place.
+const TOKEN_BYTES_MAX: usize = 1000;
+/// Bytes of all tokens, and so nodes of the trie at most, that the library can count.
+const TRIE_BYTES_MAX: usize = (1 << 22) - 1;
+
 /// States of the lexer of one grammar, of [`STATE_BYTES`] each at most.
 const LEXER_STATES: usize = 32_768;
 const STATE_BYTES: usize = 2048;
@@ -50,7 +55,8 @@ pub(crate) struct Vocabulary {
 }
 
 impl Vocabulary {
-    /// Of a model; `None` where no token ends an answer, so that no constraint could either.
+    /// Of a model; `None` where no token ends an answer, so that no constraint could either, or where there are more tokens
+    /// than the library can count. A token that is too long for it has no place in any form.
     pub(crate) fn new(model: &dyn TextModel) -> Option<Self> {
         let ids = || (0..model.vocab() as u32).map(TokenId);
         let ends: Vec<TokenId> = ids().filter(|t| model.is_end(*t)).collect();
@@ -65,9 +71,15 @@ impl Vocabulary {
             {
                 newlines.push((token, bytes.len() as u8));
             }
+            if bytes.len() > TOKEN_BYTES_MAX {
+                bytes.clear();
+            }
             bytes
         };
         let words: Vec<Vec<u8>> = ids().map(word).collect();
+        if words.iter().map(Vec::len).sum::<usize>() > TRIE_BYTES_MAX {
+            return None;
+        }
         let trie = TokTrie::from(&TokRxInfo::new(words.len() as u32, end.0), &words);
         let environment: TokEnv = Arc::new(ApproximateTokEnv::new(trie));
         let slices = llguidance::earley::SlicedBiasComputer::general_slices();
