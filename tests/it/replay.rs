@@ -195,13 +195,24 @@ fn forced_arms_commit_the_recording_whoever_is_beside_them() {
     let off = arm(&alone, Strategy::Off);
     assert_eq!(off.speculation.completion_tokens, facts.output_tokens);
     assert_eq!(off.decode_tok_s.rounds.len(), 3);
+    // A pass takes 2 ms by the table and what is around it takes some more, so no token comes sooner. Every token is a pass
+    // of one row, and every one behind a request's first a gap.
+    assert!(off.decode_tok_s.max <= 500.0 && off.times.tpot_ms.p50 >= 2.0, "{:?}", off.decode_tok_s);
+    let (tokens, rounds) = (off.speculation.completion_tokens, 3);
+    assert_eq!((off.pass_ms.len(), off.pass_ms[&1].n), (1, rounds * tokens));
+    assert_eq!(off.times.emission_gap_ms.n, rounds * (tokens - off.requests_n));
     for arm in &alone.arms {
         assert_eq!(arm.output_sha256, off.output_sha256, "{}", arm.label);
     }
     let suffix = arm(&alone, Strategy::NgramSuffix);
     assert!(suffix.shares.tokens_per_pass.is_some_and(|n| n > 1.2), "a copied file is drafted: {:?}", suffix.shares);
     assert!(suffix.times.lookup_us.n > 0 && suffix.shares.suffix_hit_rate.is_some_and(|rate| rate > 0.0));
-    assert!(arm(&alone, Strategy::Mtp).speculation.proposers["mtp"].drafts.accepted_n > 0);
+    assert!(suffix.times.lookup_us.mean > 0.005, "no clock is read twice in 5 ns: {:?}", suffix.times.lookup_us);
+    let mtp = arm(&alone, Strategy::Mtp);
+    assert!(mtp.speculation.proposers["mtp"].drafts.accepted_n > 0);
+    // Each step of a chain takes 0.1 ms by the table.
+    assert!(mtp.times.mtp_draft_ms > 0.09, "{}", mtp.times.mtp_draft_ms);
+    assert!(alone.arms.iter().all(|arm| arm.speedup == Some(arm.decode_tok_s.median / off.decode_tok_s.median)));
 
     let fixed = ["--window-policy", "fixed", "--window-initial", "6"];
     let single = result(&[&common[..], &fixed].concat());

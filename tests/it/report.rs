@@ -289,6 +289,14 @@ fn check_place(node: Node<'_, '_>, result: &Value) {
     let of = |node: Node<'_, '_>, name: &str| -> f64 { node.attribute(name).expect(name).parse().expect("a number") };
     let picture = node.ancestors().find(|node| node.has_attribute("data-axis")).expect("marks are in a picture");
     let (zero, unit) = (of(picture, "data-zero"), of(picture, "data-unit"));
+    let size: Vec<f64> =
+        picture.attribute("viewBox").expect("a size").split(' ').filter_map(|n| n.parse().ok()).collect();
+    let (x, y, width, height) = match node.tag_name().name() {
+        "circle" => (of(node, "cx"), of(node, "cy"), 0.0, 0.0),
+        _ => (of(node, "x"), of(node, "y"), of(node, "width"), of(node, "height")),
+    };
+    let inside = x >= 0.0 && y >= 0.0 && x + width <= size[2] && y + height <= size[3];
+    assert!(inside, "{:?} leaves its picture", node.attribute("data-path"));
     let place = zero + expected(node, result) * unit;
     let found = match (node.tag_name().name(), picture.attribute("data-axis")) {
         ("circle", Some("x")) => of(node, "cx"),
@@ -297,6 +305,46 @@ fn check_place(node: Node<'_, '_>, result: &Value) {
         _ => zero - of(node, "height"),
     };
     assert!((place - found).abs() < 0.02, "{:?} lies at {found}, not at {place}", node.attribute("data-path"));
+}
+
+/// Lines go through the marks of their figures, and the line over a bar goes from the least round to the greatest.
+fn check_lines(document: &Document<'_>, result: &Value, scopes: &[&str]) {
+    let class =
+        |node: &Node<'_, '_>, name: &str| node.attribute("class").is_some_and(|c| c.split(' ').any(|c| c == name));
+    let drawn = |name: &'static str| document.descendants().filter(move |node| class(node, name));
+    let picture =
+        |node: Node<'_, '_>| node.ancestors().find(|node| node.has_attribute("data-axis")).map(|node| node.id().get());
+    let of = |node: Node<'_, '_>, name: &str| node.attribute(name).expect(name).to_owned();
+    let marks: Vec<_> = drawn("mark").filter(|node| node.attribute("r") == Some("2.6")).collect();
+    let points = drawn("line").filter(|line| picture(*line).is_some()).flat_map(|line| {
+        let path = of(line, "d").trim_start_matches('M').to_owned();
+        path.split('L').map(|point| (picture(line), point.to_owned())).collect::<Vec<_>>()
+    });
+    let places = marks.iter().map(|mark| (picture(*mark), format!("{} {}", of(*mark, "cx"), of(*mark, "cy"))));
+    let (mut points, mut places): (Vec<_>, Vec<_>) = (points.collect(), places.collect());
+    points.sort();
+    places.sort();
+    assert!(!points.is_empty() && points == places, "lines go elsewhere than through their marks");
+
+    let whiskers: Vec<_> = drawn("whisker").collect();
+    assert_eq!(whiskers.len(), 4 * scopes.len(), "one for every arm with figures");
+    for (n, whisker) in whiskers.into_iter().enumerate() {
+        let picture = whisker.ancestors().find(|node| node.has_attribute("data-axis")).expect("it is in a picture");
+        let path = of(whisker, "d");
+        let (from, to) = (path[1..].split(' ').next(), path.split('H').nth(1).and_then(|rest| rest.split('M').next()));
+        for (place, name) in [(from, "min"), (to, "max")] {
+            let place: f64 = place.and_then(|place| place.parse().ok()).expect("a place");
+            let figure = number(result, &format!("{}/{}/decode_tok_s/{name}", scopes[n / 4], n % 4));
+            let (zero, unit): (f64, f64) =
+                (of(picture, "data-zero").parse().unwrap(), of(picture, "data-unit").parse().unwrap());
+            assert!(
+                (zero + figure * unit - place).abs() < 0.02,
+                "{name} of {path} is not that of {}/{}",
+                scopes[n / 4],
+                n % 4
+            );
+        }
+    }
 }
 
 trait AnyNamespace {
@@ -356,6 +404,21 @@ fn a_page_shows_what_the_result_says() {
         assert!(shown(&path), "{path} is not shown");
     }
     assert!(paths.len() > 1000, "{} figures", paths.len());
+    let document = parse(&page);
+    check_lines(&document, &value, &["/arms", "/workloads/0/arms", "/workloads/1/arms"]);
+    // The greatest speed is that of an arm that is void.
+    let fastest = document.descendants().find(|node| node.text().is_some_and(|text| text.starts_with("Fastest")));
+    let named = fastest.and_then(|node| node.descendants().find_map(|node| node.attribute("data-path")));
+    assert_eq!(named, Some("/arms/2/label"));
+    assert_eq!(document.descendants().filter(|node| node.attribute("class") == Some("mark pale s3")).count(), 3);
+    assert!(page.contains("simulated: the recorded"));
+    for (cell, fate) in ["void", "went on", "stayed behind"].into_iter().enumerate() {
+        let path = format!("/sweep/rungs/0/cells/{cell}/label");
+        let label =
+            document.descendants().find(|node| node.attribute("data-path") == Some(&path)).expect("it is shown");
+        let row = label.ancestors().find(|node| node.has_tag_name_any("tr")).expect("in a table");
+        assert_eq!(row.last_element_child().and_then(|last| last.text()), Some(fate), "{path}");
+    }
     let policy = "content=\"default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'\"";
     assert!(page.contains(policy));
     for fetched in ["http:", "https:", "url(", "@import", "//"] {
@@ -404,6 +467,7 @@ fn results_that_lack_most_have_a_page() {
     let (page, value) = page_of(&bare);
     check(&page, &value);
     assert!(!page.contains("<figure"), "there is nothing to draw");
+    assert!(!page.contains("simulated: the recorded"), "times are those of passes that ran");
     let mut one = BenchResult { arms: vec![Arm { label: "server".into(), ..Arm::default() }], ..bare.clone() };
     one.arms[0].decode_tok_s.median = 12.5;
     let (page, value) = page_of(&one);
@@ -485,6 +549,10 @@ fn tables_have_the_result_s_figures() {
         table("roofline.csv")[2..],
         [["pass", "8", "3.3"], ["pass", "64", "0.72"], ["memory", "", "17.25"], ["weights", "", "41.5"]]
     );
+    let rooms = table("memory.csv");
+    for (what, bytes) in [("peak_rss_bytes", "123456789"), ("weights", "5242880"), (HOSTILE, "7340032")] {
+        assert!(rooms.contains(&vec![what.to_owned(), bytes.to_owned()]), "{what}: {rooms:?}");
+    }
     let positions = table("positions.csv");
     assert!(positions.contains(&["all", "ngram-suffix", "mtp", "2", "19", "16", "12"].map(str::to_owned).to_vec()));
     assert!(table("lengths.csv").iter().any(|row| row[3] == "committed at once"));

@@ -2,7 +2,8 @@
 
 use std::fs;
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use engine::api::Strategy;
 use engine_bin::bench::result::{BenchResult, CostFacts, SCHEMA};
@@ -46,13 +47,18 @@ impl Bench {
         Self { folder }
     }
 
-    /// Runs the verb in the folder: exit code, stdout, stderr.
-    fn sweep(&self, flags: &[&str]) -> (Option<i32>, String, String) {
-        let fixed = ["sweep", "sessions.jsonl", "--mode", "forced", "--cost", "cost.json", "--threads", "1"];
+    /// The verb in the folder, with a cost table that is measured.
+    fn command(&self, flags: &[&str]) -> Command {
+        let fixed = ["sweep", "sessions.jsonl", "--mode", "forced", "--threads", "1"];
         let rounds = ["--repeats", "2", "--warmup", "0", "--ctx-size", "512"];
         let mut command = Command::new(program("engine-bench"));
-        let command = command.current_dir(self.folder.path()).args(fixed).args(rounds).args(flags);
-        let output = command.output().expect("it runs");
+        command.current_dir(self.folder.path()).args(fixed).args(rounds).args(flags);
+        command
+    }
+
+    /// Runs the verb with the cost table of the folder: exit code, stdout, stderr.
+    fn sweep(&self, flags: &[&str]) -> (Option<i32>, String, String) {
+        let output = self.command(flags).args(["--cost", "cost.json"]).output().expect("it runs");
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         (output.status.code(), text(&output.stdout), text(&output.stderr))
     }
@@ -88,6 +94,10 @@ const GRID: [&str; 12] = [
     "--axis",
     "policy=fixed,adaptive",
 ];
+
+/// Over that grid: eighteen cells, all of the index.
+const OF_THE_INDEX: [&str; 6] =
+    ["--arms", "off,ngram-suffix", "--axis", "suffix-tokens=4,8,16", "--axis", "suffix-min=3,5,8"];
 
 fn facts(result: &BenchResult) -> &SweepFacts {
     result.sweep.as_ref().expect("a sweep")
@@ -142,6 +152,47 @@ fn a_sweep_finds_what_a_package_then_says() {
     let reason =
         format!("fastest of 7 measured arms with the output of off: {name} {:.2} tok/s", best.decode_tok_s.median);
     assert!(manifest.contains(&reason), "{manifest} does not say {reason}");
+}
+
+/// Each rung has the cells that the one before it kept, on more sessions, and no more of them than asked for.
+#[test]
+fn rungs_grow_until_few_cells_are_left() {
+    let bench = Bench::new();
+    let halving = ["--keep-one-in", "2", "--limit", "2", "--out", "out"];
+    let (code, _, error) = bench.sweep(&[&GRID[..], &OF_THE_INDEX, &halving].concat());
+    assert_eq!(code, Some(0), "{error}");
+    let result = bench.result("out");
+    let rungs = &facts(&result).rungs;
+    let sizes: Vec<(usize, usize)> = rungs.iter().map(|rung| (rung.sessions_n, rung.cells.len())).collect();
+    assert_eq!(sizes, [(1, 18), (2, 9), (2, 5)]);
+    for two in rungs.windows(2) {
+        let kept = two[0].cells.iter().filter(|cell| cell.kept).map(|cell| &cell.label);
+        assert!(kept.eq(two[1].cells.iter().map(|cell| &cell.label)));
+    }
+    assert_eq!((result.arms.len(), result.traces[0].left_out_n), (1 + 3, 1));
+}
+
+/// A cost table that was measured is that of the whole sweep: what goes on is held against what was run.
+#[test]
+fn a_stopped_sweep_keeps_its_cost_table() {
+    let bench = Bench::new();
+    let flags = [&GRID[..], &OF_THE_INDEX, &["--out", "out"]].concat();
+    let mut begun = bench.command(&flags).stderr(Stdio::null()).stdout(Stdio::null()).spawn().expect("it runs");
+    let file = bench.folder.path().join("out/sweep.json");
+    while !file.exists() {
+        assert!(begun.try_wait().expect("it is ours").is_none(), "it ended without a result");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    let first = bench.result("out");
+    begun.kill().expect("it is ours");
+    begun.wait().expect("it is ours");
+    assert!(!facts(&first).done, "it was stopped too late");
+    assert!(first.cost.as_ref().is_some_and(|cost| cost.is_measured()), "{:?}", first.cost);
+    let output = bench.command(&flags).arg("--resume").output().expect("it runs");
+    assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
+    let result = bench.result("out");
+    assert!(facts(&result).done);
+    assert_eq!(result.cost, first.cost);
 }
 
 /// A sweep that was stopped goes on: what was run is not run again, and the end is the same.
@@ -204,6 +255,7 @@ fn a_sweep_goes_on_where_it_stopped() {
         (&["--keep-one-in", "3"][..], "--keep-one-in"),
         (&["--keep-one-in", "2", "--axis", "window=8"], "grid"),
         (&["--keep-one-in", "2", "--max-tokens", "9"], "flags of the replay"),
+        (&["--keep-one-in", "2", "--first-sessions", "2"], "--first-sessions"),
     ] {
         let (code, _, error) = run("stopped", &[more, &["--resume"]].concat());
         assert_eq!(code, Some(3), "{error}");

@@ -2,7 +2,7 @@
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
@@ -261,6 +261,11 @@ const DRIPS: &str = "<drips>";
 
 /// A server that is not ours: for every request `answer` gives the bytes, from its path and body.
 fn foreign(answer: impl Fn(&str, &str) -> String + Send + Sync + 'static) -> SocketAddr {
+    scripted(move |head, body| answer(head.split(' ').nth(1).unwrap_or_default(), body))
+}
+
+/// The same from the lines before the body.
+fn scripted(answer: impl Fn(&str, &str) -> String + Send + Sync + 'static) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
     let answer = std::sync::Arc::new(answer);
@@ -283,8 +288,7 @@ fn foreign(answer: impl Fn(&str, &str) -> String + Send + Sync + 'static) -> Soc
                 }
                 let mut body = vec![0; length];
                 input.read_exact(&mut body).unwrap();
-                let path = head.split(' ').nth(1).unwrap_or_default().to_owned();
-                let bytes = answer(&path, std::str::from_utf8(&body).unwrap());
+                let bytes = answer(&head, std::str::from_utf8(&body).unwrap());
                 let stalls = bytes.strip_suffix(STALLS);
                 let drips = bytes.strip_suffix(DRIPS);
                 // A client that wants no more has gone.
@@ -510,6 +514,66 @@ fn verb(file: &std::path::Path, flags: &[&str]) -> (Option<i32>, String, String)
     let output = command.output().unwrap();
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     (output.status.code(), text(&output.stdout), text(&output.stderr))
+}
+
+/// What flags say reaches a server of ours, whoever started it: every arm its strategy and how to draft, and every pass a
+/// prefix cache of its own. Passes take turns in another order every round, the warm-up is none of them, and sessions that
+/// say too little are left out.
+#[test]
+fn flags_reach_the_servers_that_are_asked() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("sessions.jsonl");
+    let turns = |text: &str| vec![Turn::new(Role::User, "hi"), Turn::output(text)];
+    let mut bytes = Vec::new();
+    jsonl::write(&mut bytes, &session("short", turns("Hi"))).unwrap();
+    jsonl::write(&mut bytes, &session("long", turns("Hello to all of you who are here today"))).unwrap();
+    std::fs::write(&file, bytes).unwrap();
+    let asked: Arc<Mutex<Vec<(String, Value)>>> = Arc::default();
+    let seen = Arc::clone(&asked);
+    let address = scripted(move |head, body| {
+        if head.starts_with("GET") {
+            assert!(head.contains("Bearer of-two"), "{head}");
+            let models = r#"{"data":[{"id":"m","meta":{"strategies":["off","mtp-suffix"]}}]}"#;
+            return http("200 OK", "application/json", models);
+        }
+        let body: Value = serde_json::from_str(body).unwrap();
+        let strategy = body["speculative"]["strategy"].clone();
+        seen.lock().unwrap().push((head.to_ascii_lowercase(), body));
+        let ids = r#"{"choices":[{"index":0,"delta":{"content":"Hello"},"token_ids":[1,2]}]}"#;
+        let end = r#"{"choices":[{"index":0,"delta":{},"token_ids":[3],"finish_reason":"stop"}]}"#;
+        let last = json!({"choices": [], "usage": {"prompt_tokens": 11, "completion_tokens": 3},
+            "timings": {"cache_n": 1, "prompt_n": 10, "predicted_n": 3}, "speculation": {
+                "effective": {"strategy": strategy}, "steps_n": 2, "plain_n": 2, "first_n": 1, "bonus_n": 2,
+                "width_hist": {"0": 2}}});
+        stream(&[ROLE, ids, end, &last.to_string(), DONE])
+    });
+    let url = format!("http://{address}");
+    let flags = "--mode live --url-only --url-key of-two --temperature 0.5 --seed 7 --mtp-tokens 2 --suffix-min 4 \
+                 --suffix-max 20 --suffix-tokens 9 --window-policy fixed --window-initial 6 --window-min 2 --window-max 11 \
+                 --min-output 5 --json --url";
+    let flags: Vec<&str> = flags.split_whitespace().chain([url.as_str()]).collect();
+    let mut command = std::process::Command::new(super::process::program("engine-bench"));
+    let output =
+        command.arg("replay").arg(&file).args(&flags).args(["--warmup", "1", "--repeats", "2"]).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let result: engine_bin::bench::result::BenchResult = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!((result.traces[0].left_out_n, result.arms[1].decode_tok_s.rounds.len()), (1, 2));
+
+    let asked = asked.lock().unwrap();
+    let told = |(head, body): &(String, Value)| {
+        assert!(head.contains("authorization: bearer of-two"), "{head}");
+        assert_eq!((&body["temperature"], &body["seed"]), (&json!(0.5), &json!(7)));
+        body["speculative"]["strategy"].as_str().unwrap().to_owned()
+    };
+    let order: Vec<String> = asked.iter().map(told).collect();
+    assert_eq!(order, ["off", "mtp-suffix", "mtp-suffix", "off", "off", "mtp-suffix"]);
+    assert_eq!(asked[0].1["speculative"], json!({"strategy": "off"}));
+    let drafts = json!({"strategy": "mtp-suffix", "mtp_tokens": 2, "suffix_min": 4, "suffix_max": 20,
+        "suffix_tokens": 9, "window": {"policy": "fixed", "initial": 6, "min": 2, "max": 11}});
+    assert_eq!(asked[1].1["speculative"], drafts);
+    let salts: std::collections::BTreeSet<&str> =
+        asked.iter().map(|(_, body)| body["cache_salt"].as_str().unwrap()).collect();
+    assert_eq!(salts.len(), 6, "{salts:?}");
 }
 
 #[test]
