@@ -185,8 +185,12 @@ fn the_verb_ends_as_it_says() {
     nothing.workloads.clear();
     let mut void = a.clone();
     void.arms[2].void = Some(Void::default());
+    let mut fewer = a.clone();
+    fewer.arms.truncate(2);
     let files = Files::new(&a, &b);
-    for (name, result) in [("stranger.json", &stranger), ("nothing.json", &nothing), ("void.json", &void)] {
+    for (name, result) in
+        [("stranger.json", &stranger), ("nothing.json", &nothing), ("void.json", &void), ("fewer.json", &fewer)]
+    {
         fs::write(files.path(name), serde_json::to_vec(result).unwrap()).unwrap();
     }
     fs::write(files.path("none.json"), "{}").unwrap();
@@ -210,6 +214,8 @@ fn the_verb_ends_as_it_says() {
         (&["a.json", "b.json", "--fail-slower", "20"], 0, ""),
         (&["b.json", "void.json", "--fail-slower", "20"], 1, "slower"),
         (&["void.json", "b.json", "--fail-slower", "20"], 0, ""),
+        (&["a.json", "fewer.json", "--fail-slower", "20"], 1, "has no figures that count where A has some"),
+        (&["fewer.json", "a.json", "--fail-slower", "20"], 0, ""),
         (&["a.json", "b.json", "--fail-slower", "-5"], 2, "from 0 to 100"),
         (&["a.json"], 2, "B.json"),
         (&["a.json", "stranger.json"], 3, "model: m.gguf against evil"),

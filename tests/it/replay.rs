@@ -228,8 +228,9 @@ fn forced_arms_commit_the_recording_whoever_is_beside_them() {
     assert_eq!((facts.sessions_n, facts.left_out_n, facts.outputs_n), (3, 1, 4));
     assert_eq!((facts.prompts_cut_n, facts.outputs_cut_n), (4, 4));
     assert_eq!((facts.prompt_tokens, facts.output_tokens), (4 * 16, 4 * 16));
-    let few = result(&[&common[..], &["--max-tokens", "5", "--arms", "off,ngram-suffix"]].concat());
+    let few = result(&[&common[..], &["--max-tokens", "5", "--arms", "ngram-suffix,off"]].concat());
     assert_eq!((few.traces[0].output_tokens, few.arms.len()), (30, 2));
+    assert_eq!(arm(&few, Strategy::Off).speedup, Some(1.0), "off is what speeds are held against, wherever it stands");
 }
 
 /// Dice decide, and nothing else: at 1 every draft is accepted, at 0 none, between them as often as they say.

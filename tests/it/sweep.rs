@@ -205,6 +205,7 @@ fn a_sweep_goes_on_where_it_stopped() {
     assert_eq!(code, Some(0), "{error}");
     let whole = bench.result("whole");
     assert_eq!(facts(&whole).rungs[0].cells.len(), 8);
+    assert!(whole.traces.iter().all(|facts| facts.left_out_n == 0), "no rung had so many, the finalists have all");
 
     // As if it had been stopped after five cells. A mark on one of them shows that nobody runs it again.
     let mut stopped = whole.clone();
@@ -250,12 +251,24 @@ fn a_sweep_goes_on_where_it_stopped() {
     assert_eq!(code, Some(0), "{error}");
     assert!(error.contains("the sweep is done already"), "{error}");
 
+    // Cells that the rung would not have were run by another program.
+    let mut other = whole.clone();
+    let sweep = other.sweep.as_mut().expect("a sweep");
+    sweep.done = false;
+    sweep.rungs[0].cells[2].label.push_str(", deeper");
+    bench.write("other", &other);
+    let (code, _, error) = run("other", &["--keep-one-in", "2", "--resume"]);
+    assert_eq!(code, Some(3), "{error}");
+    assert!(error.contains("rung 1 has other cells than this sweep gives it"), "{error}");
+
     // Another sweep is not gone on with.
+    let another = concat!(env!("CARGO_MANIFEST_DIR"), "/data/qwen35-tiny/qwen35-tiny-Q8_0.gguf");
     for (more, word) in [
         (&["--keep-one-in", "3"][..], "--keep-one-in"),
         (&["--keep-one-in", "2", "--axis", "window=8"], "grid"),
         (&["--keep-one-in", "2", "--max-tokens", "9"], "flags of the replay"),
         (&["--keep-one-in", "2", "--first-sessions", "2"], "--first-sessions"),
+        (&["--keep-one-in", "2", "--model", another], "model"),
     ] {
         let (code, _, error) = run("stopped", &[more, &["--resume"]].concat());
         assert_eq!(code, Some(3), "{error}");

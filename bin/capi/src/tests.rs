@@ -208,6 +208,55 @@ fn an_event_that_does_not_fit_stays() {
 }
 
 #[test]
+fn pages_are_told_with_their_numbers() {
+    let handle = open(r#"{"ctx_size": 256, "parallel": 1, "threads": 1, "page_events": true}"#).unwrap();
+    let body = request(Endpoint::Completions as u32, r#"{"prompt": "def add(a, b):", "max_tokens": 3}"#);
+    let id = submit(handle, &body).unwrap();
+    let mut room = Room::new(1 << 16);
+    let mut pages = Vec::new();
+    loop {
+        assert_eq!(room.poll(handle, 0, SLIPSTREAM_FOREVER), Status::Ok);
+        let event = room.event().unwrap();
+        assert_eq!(event.request, id);
+        if event.kind != Kind::Pages {
+            break;
+        }
+        assert_eq!(event.sequence, pages.len() as u64);
+        pages.push((event.pages_held, event.pages_free));
+    }
+    assert!(pages.len() > 1 && pages[0].0 > 0, "{pages:?}");
+    assert_eq!(pages.last(), Some(&(0, 16)), "256 positions in pages of 16 are free again");
+    assert_eq!(slipstream_close(handle), Status::Ok);
+}
+
+#[test]
+fn counters_keep_their_places() {
+    let drafts = |n| embed::DraftCounts {
+        drafted: n,
+        accepted: n + 1,
+        rejected: n + 2,
+        unreached: n + 3,
+        discarded: n + 4,
+        ..embed::DraftCounts::default()
+    };
+    let found = counted(&embed::Stats {
+        requests: 1,
+        events: 2,
+        running: 3,
+        waiting: 4,
+        prompt_tokens: 5,
+        completion_tokens: 6,
+        mtp: drafts(10),
+        suffix: drafts(20),
+        threads: 7,
+    });
+    let told = |d: &Drafts| [d.drafted, d.accepted, d.rejected, d.unreached, d.discarded];
+    assert_eq!((told(&found.mtp), told(&found.suffix)), ([10, 11, 12, 13, 14], [20, 21, 22, 23, 24]));
+    let Stats { requests, events, running, waiting, prompt_tokens, completion_tokens, threads, .. } = found;
+    assert_eq!([requests, events, running, waiting, prompt_tokens, completion_tokens, threads], [1, 2, 3, 4, 5, 6, 7]);
+}
+
+#[test]
 fn a_poll_that_waits_ends_with_its_handle() {
     let handle = open(SMALL).unwrap();
     let waits = std::thread::spawn(move || Room::new(64).poll(handle, 0, SLIPSTREAM_FOREVER));

@@ -112,6 +112,9 @@ fn openhands_runs() {
         format!(r#"{{"source":"agent","action":"run","args":{{"command":"pwd"}},{}}}"#, message("I look.", "r1")),
         format!(r#"{{"source":"agent","observation":"run","content":"a.py",{}}}"#, message("I look.", "r1")),
         r#"{"source":"environment","action":"change_agent_state","args":{}}"#.to_owned(),
+        r#"{"source":"environment","observation":"agent_state_changed","content":"awaiting"}"#.to_owned(),
+        r#"{"source":"agent","observation":"null","content":"nothing"}"#.to_owned(),
+        r#"{"source":"environment","action":"run","args":{"command":"env"}}"#.to_owned(),
         r#"{"source":"agent","action":"finish","args":{"final_thought":"Done.","outputs":{}}}"#.to_owned(),
     ];
     let new = format!(r#"{{"instance_id":"a-1","history":[{}]}}"#, events.join(","));
@@ -159,7 +162,8 @@ fn tau_bench_runs() {
 fn aider_logs() {
     let log = concat!(
         "\n# aider chat started at 2024-01-01 10:00:00\n\n> Git repo: .git  \n>   \n\nA banner of aider's own.\n\n",
-        "#### add a line  \n#### to it  \n\nHere:\n\n```\n#### not\n```\n\n> Applied edit to a.py  \n\nAnd more.\n",
+        "#### add a line  \n#### to it  \n\n##### Here:\n\n```\n#### not\n```\n\n> Applied edit to a.py  \n\n> Commit 1  \n\n",
+        "And more.\n",
         "\n# aider chat started at 2024-01-02 10:00:00\n\n> ^C again to exit  \n",
     );
     // A line of the user's kind is the user's, wherever it stands: logs quote nothing.
@@ -169,10 +173,10 @@ fn aider_logs() {
         turn("tool", "Git repo: .git"),
         turn("tool", "A banner of aider's own."),
         turn("user", "add a line\nto it"),
-        output("Here:\n\n```"),
+        output("##### Here:\n\n```"),
         turn("user", "not"),
         output("```"),
-        turn("tool", "Applied edit to a.py"),
+        turn("tool", "Applied edit to a.py\nCommit 1"),
         output("And more."),
     ];
     assert_eq!(told(&trace.sessions[0]), turns);
@@ -195,6 +199,9 @@ fn a_folder_is_walked_and_what_is_no_recording_is_named() {
         ("b/run.traj", SWE_AGENT),
         ("a/chats.jsonl", OPENAI),
         ("a/data.json", "{\"rows\": [1, 2]}"),
+        ("a/deep/down/chats.jsonl", OPENAI),
+        // A line of it would be a recording; the file is none.
+        ("a/lines.jsonl", "{\"info\":{},\"messages\":[]}\n{\"info\":{},\"messages\":[]}\n"),
         ("a/empty", ""),
         ("own.jsonl", "{\"schema\":\"slipstream-trace/1\",\"id\":\"a\",\"source\":\"s\",\"turns\":[{\"role\":\"us"),
     ]);
@@ -203,12 +210,15 @@ fn a_folder_is_walked_and_what_is_no_recording_is_named() {
         let relative = |path: &PathBuf| path.strip_prefix(dir.path()).expect("inside").display().to_string();
         paths.into_iter().map(relative).collect()
     };
-    assert_eq!(names(found.traces.iter().map(|t| &t.path).collect()), ["a/chats.jsonl", "b/run.traj", "own.jsonl"]);
+    assert_eq!(
+        names(found.traces.iter().map(|t| &t.path).collect()),
+        ["a/chats.jsonl", "a/deep/down/chats.jsonl", "b/run.traj", "own.jsonl"]
+    );
     assert_eq!(
         names(found.passed_over.iter().collect()),
-        ["a/data.json", "a/empty", "b/LICENSE", "b/notes.md", "b/quoted.txt"]
+        ["a/data.json", "a/empty", "a/lines.jsonl", "b/LICENSE", "b/notes.md", "b/quoted.txt"]
     );
-    assert_eq!((found.traces[2].format, found.traces[2].torn), (Format::Slipstream, Some(1)));
+    assert_eq!((found.traces[3].format, found.traces[3].torn), (Format::Slipstream, Some(1)));
 }
 
 #[test]
@@ -266,6 +276,11 @@ fn what_cannot_be_read_is_refused_by_place() {
     fs::write(dir.path().join("log.md"), b"# aider chat started at x\n\xff").expect("it takes bytes");
     let error = load(&[dir.path().join("log.md")], Some(Format::Aider)).expect_err("is refused").to_string();
     assert!(error.ends_with("log.md: is not UTF-8 from byte 26 on; convert it, or take it out"), "{error}");
+    // What does not fit is refused as a whole, and not read as far as it goes.
+    let long = fs::OpenOptions::new().write(true).open(dir.path().join("log.md")).expect("it is there");
+    long.set_len(read::DOCUMENT_BYTES_MAX as u64 + 1).expect("a file of zeroes");
+    let error = load(&[dir.path().join("log.md")], Some(Format::Aider)).expect_err("is refused").to_string();
+    assert!(error.ends_with("log.md: is longer than 67108864 bytes; split it"), "{error}");
     fs::remove_file(dir.path().join("log.md")).expect("it was there");
     let error = load(&[dir.path().to_owned()], None).expect_err("is refused").to_string();
     assert!(error.contains("holds no recording"), "{error}");

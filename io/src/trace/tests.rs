@@ -91,6 +91,13 @@ fn a_line_joins_the_session_it_goes_on_from() {
     // What has gone on cannot go on a second time: the other branch has one output, its own.
     let branches = read(&format!("{first}{}{}", second("more"), second("other"))).expect("branches").sessions;
     assert_eq!(branches.iter().map(|s| s.outputs().count()).collect::<Vec<_>>(), [2, 1]);
+    // Of several that it could go on from it is the longest.
+    let turns = |more: &str| format!(r#"{hi},{},{more}"#, hello(false));
+    let more =
+        format!(r#"{{"role":"user","text":"more"}},{},{{"role":"user","text":"on"}},{}"#, hello(false), hello(true));
+    let third = line(&format!(r#""seed":3,"turns":[{}]"#, turns(&more)));
+    let longest = read(&format!("{first}{}{first}{third}", second("more"))).expect("joins").sessions;
+    assert_eq!(longest.iter().map(|s| s.outputs().count()).collect::<Vec<_>>(), [3, 1]);
     // The same request twice is two sessions, and so is a prompt that differs.
     assert_eq!(read(&format!("{first}{first}")).expect("twice").sessions.len(), 2);
     let other = first.replace("hi", "ho");

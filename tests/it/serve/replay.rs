@@ -2,6 +2,7 @@
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
@@ -9,7 +10,7 @@ use std::time::Duration;
 use engine::api::{Finish, Strategy, Submission};
 use engine::ids::TokenId;
 use engine_bin::bench::replay::live::figures;
-use engine_bin::bench::replay::live::run::{Lane, Options, Target, run};
+use engine_bin::bench::replay::live::run::{Lane, Options, Pass, Target, run};
 use engine_bin::bench::replay::live::task::Task;
 use engine_bin::bench::replay::script::{self, Cuts, Words};
 use engine_bin::bench::result::Arm;
@@ -245,6 +246,19 @@ fn an_arm_that_differs_is_void() {
     assert_eq!(fake.submissions()[1].max_tokens, 9);
 }
 
+/// Every pass is held against `off`, not the first alone.
+#[test]
+fn a_pass_that_differs_later_is_void() {
+    let drafted = AtomicUsize::new(0);
+    let fake = Fake::start(move |submission| {
+        let again = submission.speculation.strategy != Strategy::Off && drafted.fetch_add(1, Ordering::Relaxed) > 0;
+        Script::Say(vec![if again { "good bay" } else { "good day" }], Finish::EndToken(END))
+    });
+    let options = Options { repeats: 2, ..options() };
+    let (_, arms) = measured(&[hello_task()], &[target("", fake.address())], &options);
+    assert_eq!((arms[0].void.as_ref(), arms[1].void.as_ref().map(|void| void.position)), (None, Some(5)));
+}
+
 #[test]
 fn an_arm_that_no_server_has_is_refused() {
     let fake = Fake::start(super::fake::hello);
@@ -325,6 +339,10 @@ const STOP: &str = r#"{"choices":[{"index":0,"delta":{},"finish_reason":"stop"}]
 const USAGE: &str = r#"{"choices":[],"usage":{"prompt_tokens":11,"completion_tokens":3,"total_tokens":14}}"#;
 const DONE: &str = "[DONE]";
 
+fn silent_session() -> Session {
+    session("silent", vec![Turn::new(Role::User, "hi")])
+}
+
 fn hello_task() -> Task {
     task(&session("s", vec![Turn::new(Role::User, "hi"), Turn::output("Hello, world!")]))
 }
@@ -356,6 +374,13 @@ fn another_server_has_one_arm() {
     assert_eq!((theirs.times.ttft_ms.n, theirs.times.emission_gap_ms.n, theirs.times.tpot_ms.n), (3, 3, 3));
     assert!(theirs.speedup.is_some() && theirs.output_sha256.is_some());
     assert_eq!((old.speculation.completion_tokens, old.output_sha256), (2, theirs.output_sha256));
+    // What the client waited for the first text is no decoding.
+    let rate = |pass: &Pass| 2.0 / (pass.samples[&(0, 1)].finished_s - pass.samples[&(0, 1)].first_s);
+    assert_eq!(theirs.decode_tok_s.rounds, lanes[2].passes.iter().map(rate).collect::<Vec<_>>());
+    // The time of a pass is that of all its sessions, and says nothing of one kind of several.
+    let other = Task::new(&Session { source: "other".to_owned(), ..silent_session() }, None, &|text| text.len());
+    let rates = |tasks: &[Task]| figures::workloads(&lanes, tasks)[0].arms[2].total_tok_s.rounds.len();
+    assert_eq!((rates(&[hello_task()]), rates(&[hello_task(), other])), (3, 0));
     let counted: Vec<bool> = lanes.iter().map(|l| l.passes[0].samples[&(0, 1)].counted).collect();
     assert_eq!(counted, [true, true, true, false]);
 }

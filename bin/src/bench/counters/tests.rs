@@ -17,6 +17,10 @@ fn worked() -> Counters {
         width_hist: vec![0, 0, 0, 4],
         accepted_hist: vec![1, 1, 1, 1],
         per_position: vec![(4, 3), (4, 2), (4, 1), (0, 0)],
+        tail_windows: 4,
+        tail_tested: 3,
+        tail_drafted_tested: 8,
+        tail_accepted: 2,
         ..Report::default()
     };
     Counters::of(&report, Strategy::NgramSuffix)
@@ -30,12 +34,13 @@ fn counters_hold_their_identities_alone_and_added() {
     two.add(&one);
     two.check().unwrap();
     assert_eq!((two.total.drafted_n, two.width_hist[&3], two.per_position[1].accepted), (24, 8, 4));
+    assert_eq!(two.tail, TailCounters { windows_n: 8, tested_n: 6, drafted_tested_n: 16, accepted_n: 4 });
     assert_eq!(two.shares(), one.shares());
     let shares = one.shares();
     assert_eq!(shares.mean_accepted, Some(1.5));
     assert_eq!(shares.accept_length, Some(2.25));
     assert_eq!((shares.suffix_hit_rate, shares.mtp_tested_rate), (Some(1.0), None));
-    assert_eq!(shares.tokens_per_pass, Some(2.0));
+    assert_eq!((shares.tokens_per_pass, shares.tail_rate), (Some(2.0), Some(0.25)));
 }
 
 /// The object that a server answers with, which is read as it stands.

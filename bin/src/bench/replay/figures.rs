@@ -198,6 +198,7 @@ fn difference(off: &[Vec<TokenId>], found: &[Vec<TokenId>], workload: &Workload)
 mod tests {
     use super::*;
     use crate::bench::replay::script::{Play, Script};
+    use crate::menu::BUILT_IN;
 
     #[test]
     fn the_first_difference_is_named() {
@@ -216,6 +217,14 @@ mod tests {
         assert_eq!(difference(&off, &other, &workload), expected("a", 3, 2, "token 5", "token 9"));
         other[1][2] = TokenId(5);
         assert_eq!(difference(&off, &other, &workload), expected("b", 5, 0, "token 6", "the end"));
+        // It is kept, and an arm is void over all sources where it is over one.
+        let mut one = Gathered::default();
+        one.hold_against(&off, &other, &workload);
+        one.hold_against(&off, &off, &workload);
+        let mut all = Gathered::default();
+        all.join(one);
+        all.join(Gathered::default());
+        assert_eq!(all.arm(&BUILT_IN).void, expected("b", 5, 0, "token 6", "the end"));
         // Neither order nor borders of requests are lost in the digest.
         assert_ne!(bytes(&[ids(&[1, 2]), ids(&[3])]), bytes(&[ids(&[1]), ids(&[2, 3])]));
     }

@@ -18,7 +18,6 @@ pub mod script;
 mod table;
 
 use std::collections::BTreeMap;
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -42,6 +41,7 @@ use engine_io::trace::{self, Found, TraceError};
 use super::result::{self, BenchResult, CostFacts, Host, MemoryFacts, ModelFacts, RunFacts, SCHEMA};
 use super::roofline::Reads;
 use super::single::Single;
+use super::whole::{self, WriteError};
 use crate::flags::physical_cores;
 use crate::menu;
 use crate::open::pieces;
@@ -104,13 +104,8 @@ pub enum ReplayError {
     #[error("the engine ended by itself while it was measured")]
     Died,
     /// The result could not be written.
-    #[error("{file}: cannot be written: {source}")]
-    Write {
-        /// The file.
-        file: String,
-        /// The system's reason.
-        source: std::io::Error,
-    },
+    #[error(transparent)]
+    Write(#[from] WriteError),
 }
 
 impl From<LimitsError> for ReplayError {
@@ -126,7 +121,7 @@ impl ReplayError {
             Self::Usage(_) => 2,
             Self::Local(error) => error.code(),
             Self::Died => 1,
-            Self::Round { .. } | Self::Write { .. } | Self::Memory(MemoryError::System { .. }) => 1,
+            Self::Round { .. } | Self::Write(_) | Self::Memory(MemoryError::System { .. }) => 1,
             _ => 3,
         }
     }
@@ -309,15 +304,14 @@ pub fn stands(result: &BenchResult) -> bool {
     arms().all(|arm| arm.void.is_none() && arm.failed.is_none())
 }
 
-/// Writes the result to `replay.json` of a folder.
+/// Writes the result to `replay.json` of a folder, whole or not at all.
 ///
 /// # Errors
 /// What the system says.
 pub fn write(result: &BenchResult, dir: &Path) -> Result<PathBuf, ReplayError> {
     let path = dir.join("replay.json");
-    let bytes = serde_json::to_vec_pretty(result).map_err(std::io::Error::from);
-    let done = fs::create_dir_all(dir).and(bytes).and_then(|bytes| fs::write(&path, bytes));
-    done.map_err(|source| ReplayError::Write { file: path.display().to_string(), source })?;
+    let bytes = serde_json::to_vec_pretty(result).expect("a result is plain data with text keys");
+    whole::write(&path, &bytes)?;
     Ok(path)
 }
 

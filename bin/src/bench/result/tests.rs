@@ -36,6 +36,29 @@ fn lengths_fall_into_their_bins() {
     assert_eq!(twice.in_order().next(), Some(("0", 2)));
 }
 
+/// Two sources, of which either may have the longer windows.
+#[test]
+fn lengths_of_sources_are_added_position_by_position() {
+    let one = |positions: &[(u64, u64, u64)], length: usize| {
+        let position =
+            |&(drafted, tested, accepted): &(u64, u64, u64)| Position { drafted, tested: Some(tested), accepted };
+        let mut lengths = Lengths { per_position: positions.iter().map(position).collect(), ..Lengths::default() };
+        [&mut lengths.candidate_hist, &mut lengths.tested_hist, &mut lengths.accepted_hist]
+            .into_iter()
+            .for_each(|hist| hist.add(length));
+        lengths
+    };
+    let (short, long) = (one(&[(5, 4, 3)], 1), one(&[(9, 8, 7), (6, 5, 2)], 2));
+    for (first, second) in [(&short, &long), (&long, &short)] {
+        let mut both = first.clone();
+        both.merge(second);
+        assert_eq!(both.per_position, one(&[(14, 12, 10), (6, 5, 2)], 1).per_position);
+        for hist in [&both.candidate_hist, &both.tested_hist, &both.accepted_hist] {
+            assert_eq!(hist.0, BTreeMap::from([("1".to_owned(), 1), ("2".to_owned(), 1)]));
+        }
+    }
+}
+
 #[test]
 fn a_result_is_read_as_it_was_written() {
     let arm = Arm {

@@ -375,6 +375,7 @@ fn best(rung: &Rung) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::bench::result::{Arm, Void};
 
     #[test]
     fn every_strategy_keeps_its_best() {
@@ -401,5 +402,19 @@ mod tests {
         assert_eq!(keep_best(&mut cells, 100), [4, 5]);
         cells.iter_mut().for_each(|cell| cell.void = true);
         assert!(keep_best(&mut cells, 2).is_empty());
+    }
+
+    #[test]
+    fn a_cell_that_differs_from_off_is_void_and_the_sweep_does_not_stand() {
+        let arms = vec![Arm { strategy: Some(Strategy::Off), ..Arm::default() }, Arm::default()];
+        let mut result = BenchResult { arms, ..BenchResult::default() };
+        let cell = |result: &BenchResult| measured(&Speculation { strategy: Strategy::Mtp, ..BUILT_IN }, result);
+        assert!(!cell(&result).void);
+        result.arms[1].void = Some(Void::default());
+        let cells = vec![cell(&result)];
+        assert!(cells[0].void);
+        let sweep = |cells| SweepFacts { rungs: vec![Rung { cells, ..Rung::default() }], ..SweepFacts::default() };
+        let swept = |cells| BenchResult { sweep: Some(sweep(cells)), ..BenchResult::default() };
+        assert!(stands(&swept(Vec::new())) && !stands(&swept(cells)));
     }
 }
