@@ -153,6 +153,7 @@ mod tests {
         };
         let good = read(r#"{"rows_ms":{"1":2.0,"16":3.0},"decode_tok_s":400.0,"threads":2}"#).unwrap();
         assert_eq!((good.rows_ms[&16], good.draft_ms), (3.0, 0.2));
+        assert_eq!(read(r#"{"rows_ms":{"1":2.0},"draft_ms":0.5}"#).unwrap().draft_ms, 0.5, "where it is told");
         for (text, word) in [
             ("{}", "missing field `rows_ms`"),
             (r#"{"rows_ms":{}}"#, "rows_ms is empty"),
