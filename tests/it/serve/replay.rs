@@ -217,6 +217,12 @@ fn a_forced_replay_repeats_what_was_chosen() {
         assert_eq!(script.prompt, ids(&session.requests[0].prompt_tokens));
     }
     assert_ne!(workload.scripts[3].target, ids(&sessions[4].turns[1].tokens));
+    // Of a prompt that does not fit the end is kept, of an answer the beginning.
+    let short = Cuts { context: 8, ..cuts };
+    let cut = script::workloads(&found, &words, &short, &mut |line| panic!("{line}")).remove(0);
+    let (whole, cut) = (&workload.scripts[0], &cut.scripts[0]);
+    assert!(whole.prompt.ends_with(&cut.prompt) && whole.target.starts_with(&cut.target), "{cut:?}");
+    assert!(cut.prompt.len() < whole.prompt.len() && cut.prompt.len() + cut.target.len() == 8, "{cut:?}");
 }
 
 fn text_of(submission: &Submission) -> String {
