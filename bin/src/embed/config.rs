@@ -9,7 +9,7 @@ use crate::flags::{LowArgs, ServeArgs};
 use crate::serve::json::{parse_object, type_name};
 
 /// Flags that decide what a model is and how it runs.
-const KEYS: [&str; 27] = [
+const KEYS: [&str; 23] = [
     "model",
     "spec_strategy",
     "mtp_tokens",
@@ -37,6 +37,7 @@ const KEYS: [&str; 27] = [
     "mtp_norm",
     "mtp_hidden_norm",
     "memory_limit",
+    "max_schema_bytes",
 ];
 /// Keys beside the flags.
 const PAGE_EVENTS: &str = "page_events";
