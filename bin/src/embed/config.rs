@@ -9,7 +9,7 @@ use crate::flags::{LowArgs, ServeArgs};
 use crate::serve::json::{parse_object, type_name};
 
 /// Flags that decide what a model is and how it runs.
-const KEYS: [&str; 23] = [
+const KEYS: [&str; 28] = [
     "model",
     "spec_strategy",
     "mtp_tokens",
