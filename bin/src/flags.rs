@@ -72,6 +72,15 @@ pub enum PolicyFlag {
     Adaptive,
 }
 
+/// Something that is done or not.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub enum SwitchFlag {
+    /// It is.
+    On,
+    /// It is not.
+    Off,
+}
+
 /// Spellings of the schedule.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 pub enum ScheduleFlag {
@@ -335,6 +344,10 @@ pub struct LowArgs {
     /// Bytes that the schemas or the grammar of one request may have.
     #[arg(long, value_name = "BYTES", default_value_t = SCHEMA_BYTES_DEFAULT, value_parser = within(1, SCHEMA_BYTES_MAX))]
     pub max_schema_bytes: usize,
+    /// Of /v1/messages: `on` takes a line of billing off the front of the system text, which is another in every request
+    /// and would keep every prompt from being found in the prefix cache.
+    #[arg(long, value_enum, default_value_t = SwitchFlag::On)]
+    pub strip_billing_line: SwitchFlag,
     /// Write what is asked and answered to a new file in this folder, one JSON line a choice, readable by its owner alone.
     /// All tensors of the model are read at start to name it by digest. `engine-bench replay` reads such files.
     #[arg(long, value_name = "DIR")]

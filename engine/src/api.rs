@@ -305,6 +305,8 @@ pub enum Event {
         ticket: Ticket,
         /// The engine's name.
         request: RequestId,
+        /// Tokens of its prompt that came from the prefix cache.
+        cached: u32,
     },
     /// Committed since the last event.
     Delta {

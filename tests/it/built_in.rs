@@ -201,7 +201,7 @@ fn a_fault_a_fork_and_a_preemption_leave_nothing_behind() {
     for (ticket, want) in [(0, 0), (1, 1), (4, 0), (5, 1)] {
         assert_eq!(rig.of(ticket).outcome.tokens, plain()[want].0, "{ticket}");
     }
-    assert_eq!((rig.of(8).outcome.finish, rig.of(8).outcome.tokens.len()), (Some(Finish::Fault(Fault::NonFinite)), 3));
+    assert_eq!((rig.of(8).outcome.finish, rig.of(8).outcome.tokens.len()), (Some(Finish::Fault(Fault::Barred)), 3));
     let preempted = [0, 1, 4, 5].map(|t| rig.of(t).report.as_ref().expect("finished").preempted);
     assert!(preempted.iter().sum::<u64>() > 0, "the pool is too small for all: {preempted:?}");
     rig.assert_empty();

@@ -230,6 +230,7 @@ impl ScriptedServer {
             commands: engine.commands.clone(),
             events: engine.events.clone(),
             outage: Outage::default(),
+            strip_billing_line: true,
         };
         server.serve(parts).expect("it serves");
         Self { server: Some(server), engine: Some(engine) }

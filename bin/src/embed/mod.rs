@@ -238,7 +238,7 @@ impl Engine {
         shared.bodies_more(body.len());
         let body = Body::new(body.to_vec(), Arc::clone(shared));
         let (route, received) = (endpoint.route(), Instant::now());
-        let request = Request { exchange: exchange(id), route, body, received, session: None };
+        let request = Request { exchange: exchange(id), route, body, received, session: None, id: String::new() };
         if to_text.send(ToText::Request(Box::new(request))).is_err() {
             state.queue.forget(id);
             return Err(CallError::Dead("it is ending".to_owned()));

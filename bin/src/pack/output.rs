@@ -247,7 +247,7 @@ fn lock(path: &Path) -> Result<Option<File>, PackError> {
 }
 
 /// Opens a file or directory of ours; should something else have its name by now, does not wait for it.
-fn open(path: &Path) -> io::Result<File> {
+pub(crate) fn open(path: &Path) -> io::Result<File> {
     File::options().read(true).custom_flags((OFlags::NONBLOCK | OFlags::NOFOLLOW).bits().cast_signed()).open(path)
 }
 

@@ -7,16 +7,20 @@
 
 use engine::channels::Markers;
 use engine::ids::TokenId;
+use engine_io::trace::Turn;
 use serde_json::{Map, Value};
 
 use crate::serve::calls::Kinds;
+use crate::serve::constrain::format::{self, Format};
+use crate::serve::conversation::Normalised;
 use crate::serve::error::{ApiError, quote};
 use crate::serve::fields::Fields;
 use crate::serve::json::type_name;
 use crate::serve::limits;
-use crate::serve::messages::{self, Normalised};
+use crate::serve::messages;
 use crate::serve::model::{Caps, Conversation, RenderError, Rendered, TextModel, ToolStyle};
 use crate::serve::parts::{ReasoningFormat, Shape};
+use crate::serve::record::PROMPT_FIELDS;
 use crate::serve::tools::{self, ToolChoice, Tools};
 
 /// The conversation part of a chat body.
@@ -25,12 +29,35 @@ pub(crate) struct Chat {
     normalised: Normalised,
     tools: Option<Tools>,
     reasoning: ReasoningFormat,
-    budget: Option<u32>,
-    kwargs: Map<String, Value>,
+    asked: Asked,
     add_generation_prompt: bool,
     /// The text that the answer continues.
     continues: Option<String>,
+    /// What its dialect calls things.
+    words: Words,
 }
+
+/// What is asked of the answer, beside calls.
+#[derive(Debug, Default)]
+pub(crate) struct Asked {
+    /// Template variables.
+    pub kwargs: Map<String, Value>,
+    /// Tokens of thinking before its end is forced.
+    pub budget: Option<u32>,
+    /// Form of the content.
+    pub format: Option<Format>,
+}
+
+/// What a dialect calls things.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Words {
+    /// The field that holds the messages.
+    pub messages: &'static str,
+    /// Beginning of the ids of calls.
+    pub call_id: &'static str,
+}
+
+const WORDS: Words = Words { messages: "messages", call_id: "call_" };
 
 impl Chat {
     /// Reads messages, tools and template switches.
@@ -65,8 +92,31 @@ impl Chat {
                 return Err(ApiError::invalid_value("continue_final_message", message));
             }
         };
-        let add_generation_prompt = opens.unwrap_or(true);
-        Ok(Self { normalised, tools, reasoning, budget, kwargs, add_generation_prompt, continues })
+        let asked = Asked { kwargs, budget, format: format::read(body)? };
+        let chat = Self::of(normalised, tools, asked, WORDS);
+        Ok(Self { reasoning, add_generation_prompt: opens.unwrap_or(true), continues, ..chat })
+    }
+
+    /// A conversation of any dialect, with an answer to come.
+    pub(crate) fn of(normalised: Normalised, tools: Option<Tools>, asked: Asked, words: Words) -> Self {
+        let (reasoning, add_generation_prompt, continues) = (ReasoningFormat::Apart, true, None);
+        Self { normalised, tools, reasoning, asked, add_generation_prompt, continues, words }
+    }
+
+    /// The messages as the template sees them.
+    #[cfg(test)]
+    pub(crate) fn messages(&self) -> &Value {
+        &self.normalised.messages
+    }
+
+    /// The field that holds the messages.
+    pub(crate) fn field(&self) -> &'static str {
+        self.words.messages
+    }
+
+    /// Whether calls are answered as `function_call`.
+    pub(crate) fn is_legacy(&self) -> bool {
+        self.tools.as_ref().is_some_and(|tools| tools.legacy)
     }
 
     /// How answers are put together, and the marker tokens that the engine has to look for; `thinks`: the prompt ends
@@ -81,8 +131,7 @@ impl Chat {
             style,
             kinds: Kinds::new(listed.iter().map(|tool| (tool.name.as_str(), tool.parameters.as_ref()))),
             custom: listed.iter().filter(|tool| tool.custom).map(|tool| tool.name.clone()).collect(),
-            legacy: tools.is_some_and(|tools| tools.legacy),
-            id: "call_",
+            id: self.words.call_id,
         };
         let wanted = tools.is_some_and(|tools| tools.choice != ToolChoice::None);
         let openings = match style {
@@ -102,7 +151,12 @@ impl Chat {
 
     /// Tokens of thinking before its end is forced.
     pub(crate) fn budget(&self) -> Option<u32> {
-        self.budget
+        self.asked.budget
+    }
+
+    /// The form that its content must have.
+    pub(crate) fn format(&self) -> Option<&Format> {
+        self.asked.format.as_ref()
     }
 
     /// Whether thinking is part of the content.
@@ -115,18 +169,19 @@ impl Chat {
     /// # Errors
     /// `template_error` with the template's own message; `context_length_exceeded`.
     pub(crate) fn render(&self, model: &dyn TextModel, n_ctx: usize) -> Result<Rendered, ApiError> {
-        let too_long = |least| ApiError::context_length_at_least(least, n_ctx, "messages");
+        let too_long = |least| ApiError::context_length_at_least(least, n_ctx, self.words.messages);
+        let refused = |message: &str| ApiError::template(message, self.words.messages);
         if !model.caps().chat {
-            return Err(ApiError::template("the model file has no chat template; use /v1/completions"));
+            return Err(refused("the model file has no chat template; use /v1/completions"));
         }
         let conversation = Conversation {
             messages: &self.normalised.messages,
             tools: self.tools.as_ref().map(|tools| &tools.definitions),
             add_generation_prompt: self.add_generation_prompt,
-            kwargs: &self.kwargs,
+            kwargs: &self.asked.kwargs,
         };
         let mut rendered = model.render(&conversation, n_ctx).map_err(|error| match error {
-            RenderError::Template(message) => ApiError::template(&message),
+            RenderError::Template(message) => refused(&message),
             RenderError::TooLong(least) => too_long(least),
         })?;
         if let Some(text) = &self.continues {
@@ -139,7 +194,7 @@ impl Chat {
             rendered.open_tag = None;
         }
         if rendered.tokens.is_empty() {
-            return Err(ApiError::template("the rendered prompt is empty"));
+            return Err(refused("the rendered prompt is empty"));
         }
         Ok(rendered)
     }
@@ -187,8 +242,7 @@ fn read_budget(body: &Fields<'_, '_>) -> Result<Option<u32>, ApiError> {
     let mut least: Option<u32> = None;
     let mut take = |asked: Option<i64>| {
         if let Some(n) = asked.filter(|n| *n >= 0) {
-            let n = u32::try_from(n).unwrap_or(u32::MAX);
-            least = Some(least.map_or(n, |m| m.min(n)));
+            least = Some(tokens(n).min(least.unwrap_or(u32::MAX)));
         }
     };
     for name in BUDGETS {
@@ -198,6 +252,11 @@ fn read_budget(body: &Fields<'_, '_>) -> Result<Option<u32>, ApiError> {
         take(Fields::nested(map, "reasoning.").integer("max_tokens", -1..=i64::MAX)?);
     }
     Ok(least)
+}
+
+/// A number of tokens, however large.
+pub(crate) fn tokens(n: i64) -> u32 {
+    u32::try_from(n).unwrap_or(u32::MAX)
 }
 
 /// Tokens of thinking for an effort that the template does not read.
@@ -212,6 +271,24 @@ fn effort_tokens(effort: &str) -> Option<u32> {
 
 /// Template variables, and the budget of an effort that is none.
 fn read_kwargs(body: &Fields<'_, '_>, caps: &Caps) -> Result<(Map<String, Value>, Option<u32>), ApiError> {
+    let mut kwargs = plain_kwargs(body)?;
+    let (mut effort, mut path) = (body.string("reasoning_effort")?, "reasoning_effort");
+    if let Some(map) = body.object("reasoning")? {
+        let reasoning = Fields::nested(map, "reasoning.");
+        reasoning.only(&["effort", "enabled", "max_tokens", "exclude"])?;
+        if let Some(on) = reasoning.boolean("enabled")? {
+            think(&mut kwargs, on);
+        }
+        if let Some(same) = reasoning.string("effort")? {
+            (effort, path) = (Some(same), "reasoning.effort");
+        }
+    }
+    let budget = put_effort(&mut kwargs, effort, path, caps)?;
+    Ok((kwargs, budget))
+}
+
+/// `chat_template_kwargs`, and `enable_thinking` among them.
+pub(crate) fn plain_kwargs(body: &Fields<'_, '_>) -> Result<Map<String, Value>, ApiError> {
     const RESERVED: [&str; 5] = ["messages", "tools", "add_generation_prompt", "bos_token", "eos_token"];
     let mut kwargs = body.object("chat_template_kwargs")?.cloned().unwrap_or_default();
     if kwargs.len() > limits::TEMPLATE_KWARGS {
@@ -222,37 +299,59 @@ fn read_kwargs(body: &Fields<'_, '_>, caps: &Caps) -> Result<(Map<String, Value>
         return Err(ApiError::invalid_value(&format!("chat_template_kwargs.{name}"), "this name is reserved"));
     }
     if let Some(on) = body.boolean("enable_thinking")? {
-        kwargs.insert("enable_thinking".to_owned(), on.into());
+        think(&mut kwargs, on);
     }
-    let (mut effort, mut path) = (body.string("reasoning_effort")?, "reasoning_effort");
+    if let Some(value) = kwargs.get("enable_thinking").filter(|v| !v.is_boolean()) {
+        return Err(ApiError::invalid_type("chat_template_kwargs.enable_thinking", "boolean", type_name(value)));
+    }
+    Ok(kwargs)
+}
+
+/// Turns thinking on or off.
+pub(crate) fn think(kwargs: &mut Map<String, Value>, on: bool) {
+    kwargs.insert("enable_thinking".to_owned(), on.into());
+}
+
+/// How much thinking is wanted, in words that the template knows; for one that knows none, as a budget.
+pub(crate) fn put_effort(
+    kwargs: &mut Map<String, Value>,
+    effort: Option<&str>,
+    path: &str,
+    caps: &Caps,
+) -> Result<Option<u32>, ApiError> {
     let mut budget = None;
-    if let Some(map) = body.object("reasoning")? {
-        let reasoning = Fields::nested(map, "reasoning.");
-        reasoning.only(&["effort", "enabled", "max_tokens", "exclude"])?;
-        if let Some(on) = reasoning.boolean("enabled")? {
-            kwargs.insert("enable_thinking".to_owned(), on.into());
-        }
-        if let Some(same) = reasoning.string("effort")? {
-            (effort, path) = (Some(same), "reasoning.effort");
-        }
-    }
     match effort {
         None => {}
-        Some("none") => {
-            kwargs.insert("enable_thinking".to_owned(), false.into());
-        }
+        Some("none") => think(kwargs, false),
         Some(effort @ ("minimal" | "low" | "medium" | "high" | "xhigh" | "max")) => {
             if !caps.reasoning_effort {
                 budget = effort_tokens(effort);
             }
             kwargs.insert("reasoning_effort".to_owned(), effort.into());
         }
-        Some(other) => {
-            return Err(ApiError::invalid_value(path, format!("{} is unknown", quote(other))));
+        Some(other) => return Err(ApiError::invalid_value(path, format!("{} is unknown", quote(other)))),
+    }
+    Ok(budget)
+}
+
+/// The turns of a recorded chat, and the fields beside them that make its prompt.
+pub(crate) fn recorded(body: &Map<String, Value>) -> (Vec<Turn>, Map<String, Value>) {
+    let list = body.get("messages").and_then(Value::as_array);
+    let kept = |name: &&str| body.get(*name).filter(|v| !v.is_null()).map(|v| ((*name).to_owned(), v.clone()));
+    (list.map(|list| messages::turns(list)).unwrap_or_default(), PROMPT_FIELDS.iter().filter_map(kept).collect())
+}
+
+/// The fields of a chat that would have the prompt of a request of another dialect.
+pub(crate) fn as_chat(tools: Option<Tools>, kwargs: Map<String, Value>) -> Map<String, Value> {
+    let mut fields = Map::new();
+    if let Some(tools) = tools {
+        if tools.choice == ToolChoice::None {
+            fields.insert("tool_choice".to_owned(), "none".into());
         }
+        fields.insert("tools".to_owned(), tools.definitions);
     }
-    if let Some(value) = kwargs.get("enable_thinking").filter(|v| !v.is_boolean()) {
-        return Err(ApiError::invalid_type("chat_template_kwargs.enable_thinking", "boolean", type_name(value)));
+    if !kwargs.is_empty() {
+        fields.insert("chat_template_kwargs".to_owned(), kwargs.into());
     }
-    Ok((kwargs, budget))
+    fields
 }

@@ -20,6 +20,7 @@ use crate::serve::http::{Decoder, Head, Method, Reply};
 use crate::serve::limits;
 use crate::serve::link::Held;
 use crate::serve::routes::Route;
+use crate::serve::shapes::Shape;
 use crate::serve::socket::Stream;
 
 /// Most bytes read ahead of the parser outside an answer.
@@ -80,6 +81,8 @@ pub(crate) struct Asked {
     pub keep_alive: bool,
     pub request_id: String,
     pub allowed: Allowed,
+    /// Of the errors that its client knows.
+    pub errors: Shape,
     pub received: Instant,
 }
 
@@ -257,7 +260,8 @@ impl Conn {
     }
 
     /// Queues a whole answer.
-    pub(crate) fn push_reply(&mut self, asked: &Asked, reply: &Reply, now: Instant) {
+    pub(crate) fn push_reply(&mut self, asked: &Asked, reply: Reply, now: Instant) {
+        let reply = reply.in_shape(asked.errors, &asked.request_id);
         let end = if reply.status == 204 { BodyEnd::None } else { BodyEnd::Length(reply.body.len()) };
         let close = self.close || !asked.keep_alive;
         self.close = close;

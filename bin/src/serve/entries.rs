@@ -8,7 +8,6 @@ use engine::ids::TokenId;
 use engine::tables::output::decode;
 use serde_json::{Map, Value, json};
 
-use crate::serve::answer::Dialect;
 use crate::serve::model::TextModel;
 
 /// Log-probabilities of one token, with the token's own text.
@@ -68,9 +67,9 @@ struct Waiting {
 }
 
 impl Entries {
-    /// Starts behind the text that the answer begins with. The entries of a completion are of all its tokens, those of
-    /// a chat of its content's only.
-    pub(crate) fn of(dialect: Dialect, lead: &str, markers: Option<&Markers>) -> Self {
+    /// Starts behind the text that the answer begins with. `content_only`: they are not of all tokens but of the
+    /// content's.
+    pub(crate) fn of(content_only: bool, lead: &str, markers: Option<&Markers>) -> Self {
         let tokens = |m: &Markers| {
             let pair = |(start, end)| [Some(start), end];
             let all = m.reasoning.map(|(a, b)| (a, Some(b))).into_iter().chain(m.call).flat_map(pair);
@@ -78,7 +77,7 @@ impl Entries {
         };
         Self {
             offset: lead.chars().count(),
-            content_only: dialect == Dialect::Chat,
+            content_only,
             markers: markers.map(tokens).unwrap_or_default(),
             ..Self::default()
         }
@@ -132,11 +131,16 @@ impl Entries {
             }
         }
         let mut out = Vec::new();
-        // Entries never travel without text: a hidden token's entry waits for the next.
-        if said.parts().all(|(channel, _)| channel != Channel::Content) {
-            return out;
-        }
-        while self.waiting.front().and_then(|w| w.end).is_some_and(|end| end <= self.released) {
+        while let Some(end) = self.waiting.front().and_then(|w| w.end) {
+            let ready = match self.content_only {
+                // The first of its text takes it along; what else it wrote may yet turn out to be no content.
+                true => end <= self.released || self.waiting.front().is_some_and(|w| self.is_content(w, self.released)),
+                // Entries never travel without text: a hidden token's entry waits for the next.
+                false => end <= self.released && !said.is_empty(),
+            };
+            if !ready {
+                break;
+            }
             let Some(first) = self.waiting.pop_front() else { break };
             if self.is_content(&first, self.released) {
                 out.push(first.entry);
@@ -165,9 +169,9 @@ impl Entries {
 }
 
 /// In the form of a chat.
-pub(crate) fn chat_logprobs(entries: &[Entry]) -> Value {
+pub(crate) fn chat_logprobs<'a>(entries: impl IntoIterator<Item = &'a Entry>) -> Value {
     let one = |text: &Text, logprob: f32| json!({"token": text.string(), "logprob": logprob, "bytes": text.bytes});
-    let list = entries.iter().map(|entry| {
+    let list = entries.into_iter().map(|entry| {
         let mut out = one(&entry.token, entry.logprob);
         out["top_logprobs"] = entry.top.iter().map(|(text, logprob)| one(text, *logprob)).collect();
         out

@@ -15,13 +15,22 @@ pub(crate) struct ApiError {
     /// Path of the field at fault, such as `messages[3].content`.
     pub param: Option<String>,
     /// Prompt tokens and context of a length error.
-    pub lengths: Option<(u32, u32)>,
+    pub lengths: Option<Lengths>,
     /// Seconds for `Retry-After`.
     pub retry_after: Option<u8>,
     /// `x-should-retry`, where SDKs would guess wrong.
     pub should_retry: Option<bool>,
     /// `Allow` of a 405.
     pub allow: Option<&'static str>,
+}
+
+/// Tokens of a prompt that is too long, and what there is room for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Lengths {
+    pub prompt: u32,
+    /// The prompt was counted to its end.
+    pub exact: bool,
+    pub context: u32,
 }
 
 const INVALID: &str = "invalid_request_error";
@@ -92,9 +101,9 @@ impl ApiError {
         Self::new(400, INVALID, "schema_too_complex", format!("{param}: {}", message.as_ref())).at(param)
     }
 
-    pub(crate) fn template(message: &str) -> Self {
+    pub(crate) fn template(message: &str, param: &str) -> Self {
         let cut: String = message.chars().take(512).collect();
-        Self::new(400, INVALID, "template_error", format!("chat template: {cut}")).at("messages")
+        Self::new(400, INVALID, "template_error", format!("chat template: {cut}")).at(param)
     }
 
     pub(crate) fn tools_unsupported() -> Self {
@@ -103,21 +112,22 @@ impl ApiError {
     }
 
     pub(crate) fn context_length(prompt: usize, context: usize, param: &str) -> Self {
-        Self::too_long("", prompt, context, param)
+        Self::too_long(true, prompt, context, param)
     }
 
     /// The same for a prompt that was not counted to its end.
     pub(crate) fn context_length_at_least(prompt: usize, context: usize, param: &str) -> Self {
-        Self::too_long("at least ", prompt, context, param)
+        Self::too_long(false, prompt, context, param)
     }
 
-    fn too_long(counted: &str, prompt: usize, context: usize, param: &str) -> Self {
+    fn too_long(exact: bool, prompt: usize, context: usize, param: &str) -> Self {
+        let counted = if exact { "" } else { "at least " };
         let message = format!(
             "This model's maximum context length is {context} tokens, but the request has {counted}{prompt} prompt \
              tokens."
         );
         let mut error = Self::new(400, INVALID, "context_length_exceeded", message).at(param);
-        error.lengths = Some((prompt as u32, context as u32));
+        error.lengths = Some(Lengths { prompt: prompt as u32, exact, context: context as u32 });
         error
     }
 
@@ -265,9 +275,9 @@ impl ApiError {
             "param": self.param,
             "code": self.code,
         });
-        if let Some((prompt, context)) = self.lengths {
-            error["n_prompt_tokens"] = prompt.into();
-            error["n_ctx"] = context.into();
+        if let Some(lengths) = self.lengths {
+            error["n_prompt_tokens"] = lengths.prompt.into();
+            error["n_ctx"] = lengths.context.into();
         }
         json!({ "error": error })
     }

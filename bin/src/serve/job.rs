@@ -7,9 +7,8 @@ use engine::api::{AdmitError, Command, Finish, Report, Submission, TokenLogprob}
 use engine::channels::{Markers, Said};
 use engine::ids::{Ticket, TokenId};
 use engine::step::Fault;
-use serde_json::{Map, Value};
 
-use crate::serve::answer::{self, Choice, DONE, Frame, Piece};
+use crate::serve::answers::{Choice, Failed, Piece, Scene, Writer};
 use crate::serve::constrain::Compiled;
 use crate::serve::error::ApiError;
 use crate::serve::http::Reply;
@@ -17,21 +16,23 @@ use crate::serve::link::Exchange;
 use crate::serve::metrics::End;
 use crate::serve::model::TextModel;
 use crate::serve::params::Params;
-use crate::serve::parts::{self, Part};
 use crate::serve::random::Random;
 use crate::serve::record::{Asked, Line};
-use crate::serve::stats::Stats;
 
 /// A request the engine works on.
 pub(crate) struct Job {
     pub exchange: Exchange,
     pub received: Instant,
     pub params: Params,
-    pub frame: Frame,
+    pub writer: Box<dyn Writer>,
+    /// Name of the request, which some errors tell.
+    pub request_id: String,
     pub choices: Vec<Choice>,
     pub tickets: Vec<Ticket>,
     /// Per choice: admitted to a slot.
     pub admitted: Vec<bool>,
+    /// Prompt tokens of the admitted that came from the prefix cache; a prompt counts once.
+    pub cached: u64,
     pub prompt_tokens: Vec<usize>,
     /// Text that every choice starts with: an echoed prompt (per prompt), or an opened thinking tag.
     pub lead: Vec<String>,
@@ -43,7 +44,7 @@ pub(crate) struct Job {
     pub prompt_param: &'static str,
     /// The stream's head has gone out.
     pub open: bool,
-    /// The chunks that begin every choice have gone out.
+    /// What opens the stream has gone out.
     pub begun: bool,
     pub last_sent: Instant,
     pub paused: bool,
@@ -109,26 +110,36 @@ impl Job {
         self.choices.iter().zip(&self.tickets).filter(|(c, _)| c.end.is_none()).map(|(_, t)| *t)
     }
 
-    /// The chunks that open every choice, in choice order; nothing when they went out before.
+    /// The writer, and what it sees.
+    fn split(&mut self) -> (&mut dyn Writer, Scene<'_>) {
+        let Self { writer, params, choices, lead, prompt_tokens, cached, received, .. } = self;
+        let prompt_tokens = prompt_tokens.iter().sum();
+        (writer.as_mut(), Scene { params, choices, lead, prompt_tokens, cached: *cached, received: *received })
+    }
+
+    /// What opens the stream; nothing when it went out before.
     pub(crate) fn begin(&mut self) -> Vec<u8> {
         let mut out = Vec::new();
-        if self.begun || !self.params.stream {
-            return out;
-        }
-        self.begun = true;
-        for choice in &self.choices {
-            if self.frame.dialect == answer::Dialect::Chat {
-                answer::event(&self.frame.role_chunk(choice.index), &mut out);
-            }
-        }
-        for choice in &self.choices {
-            let lead = &self.lead[choice.index / self.params.n];
-            if !lead.is_empty() {
-                let lead = Piece { parts: vec![Part::Content(lead.clone())], ..Piece::default() };
-                self.chunks(choice.index, &lead, &[], &mut out);
-            }
+        if !self.begun && self.params.stream {
+            self.begun = true;
+            let (writer, scene) = self.split();
+            writer.begin(&scene, &mut out);
         }
         out
+    }
+
+    /// What breaks a silence of the stream.
+    pub(crate) fn ping(&self) -> Vec<u8> {
+        self.writer.ping().to_vec()
+    }
+
+    /// The last words of an open stream that has failed.
+    pub(crate) fn failure(&mut self, error: &ApiError) -> (Vec<u8>, Failed) {
+        let mut out = Vec::new();
+        let id = std::mem::take(&mut self.request_id);
+        let (writer, scene) = self.split();
+        let failed = writer.failure(error, &id, &scene, &mut out);
+        (out, failed)
     }
 
     pub(crate) fn delta(
@@ -152,34 +163,16 @@ impl Job {
     fn send(&mut self, index: usize, piece: &Piece, out: &mut Vec<u8>) {
         let choice = &mut self.choices[index];
         if !self.params.stream {
-            piece.parts.iter().for_each(|part| parts::add(&mut choice.items, part));
-            choice.whole.extend_from_slice(&piece.entries);
-            return;
+            return choice.keep(piece);
         }
         if piece.parts.is_empty() {
             return;
         }
-        let tokens = std::mem::take(&mut self.choices[index].tokens);
-        let sent = self.chunks(index, piece, &tokens, out);
-        if !sent {
+        let tokens = std::mem::take(&mut choice.tokens);
+        let (writer, scene) = self.split();
+        if !writer.piece(index, piece, &tokens, &scene, out) {
             self.choices[index].tokens = tokens;
         }
-    }
-
-    /// The chunks of a piece; whether there are any. The first carries the ids, the first of content the entries.
-    fn chunks(&self, index: usize, piece: &Piece, tokens: &[TokenId], out: &mut Vec<u8>) -> bool {
-        let mut ids = self.params.return_tokens.then_some(tokens);
-        let mut entries = piece.entries.as_slice();
-        let mut any = false;
-        for part in &piece.parts {
-            let own = if matches!(part, Part::Content(_)) { std::mem::take(&mut entries) } else { &[] };
-            if let Some(chunk) = self.frame.part_chunk(index, part, own, ids) {
-                answer::event(&self.with_usage(chunk), out);
-                ids = ids.map(|_| [].as_slice());
-                any = true;
-            }
-        }
-        any
     }
 
     pub(crate) fn finished(
@@ -213,28 +206,9 @@ impl Job {
         let entries = std::mem::take(&mut rest.entries);
         self.send(index, &rest, &mut out);
         let tokens = std::mem::take(&mut self.choices[index].tokens);
-        let ids = self.params.return_tokens.then_some(tokens.as_slice());
-        let reason = self.reason(&self.choices[index], finish);
-        let mut chunk = self.with_usage(self.frame.finish_chunk(index, reason, &entries, ids));
-        if last && !self.params.include_usage {
-            self.put_stats(&mut chunk);
-        }
-        answer::event(&chunk, &mut out);
-        if !last {
-            return Outcome::Send(out);
-        }
-        if self.params.include_usage {
-            let mut chunk = self.frame.usage_chunk(self.stats().usage());
-            self.put_stats(&mut chunk);
-            answer::event(&chunk, &mut out);
-        }
-        out.extend_from_slice(DONE);
-        Outcome::Close(out)
-    }
-
-    fn reason(&self, choice: &Choice, finish: Finish) -> (&'static str, Value) {
-        let Params { stop, stop_text, .. } = &self.params;
-        answer::reasons(finish, choice.assembler.calls, self.frame.legacy, stop_text, &stop.tokens)
+        let (writer, scene) = self.split();
+        writer.end(index, &entries, &tokens, &scene, &mut out);
+        if last { Outcome::Close(out) } else { Outcome::Send(out) }
     }
 
     /// The error of a refusal.
@@ -242,55 +216,14 @@ impl Job {
         ApiError::from_admit(error, self.prompt_param)
     }
 
-    fn stats(&self) -> Stats<'_> {
-        Stats {
-            reports: self.choices.iter().filter_map(|c| c.end.as_ref().map(|(_, r)| r.as_ref())).collect(),
-            per_prompt: self.per_prompt(),
-            seed: self.params.seed,
-            total_ns: self.received.elapsed().as_nanos() as u64,
-            plan: &self.params.speculation,
-        }
-    }
-
-    fn put_stats(&self, out: &mut Map<String, Value>) {
-        let stats = self.stats();
-        out.insert("timings".to_owned(), stats.timings());
-        out.insert("speculation".to_owned(), stats.speculation());
-    }
-
-    /// Running usage on every chunk, where it was asked for.
-    fn with_usage(&self, mut chunk: Map<String, Value>) -> Map<String, Value> {
-        if self.params.continuous_usage {
-            let prompt: usize = self.prompt_tokens.iter().sum();
-            let completion: u64 = self.choices.iter().map(|c| c.completion_tokens).sum();
-            chunk.insert(
-                "usage".to_owned(),
-                serde_json::json!({"prompt_tokens": prompt, "completion_tokens": completion,
-                    "total_tokens": prompt as u64 + completion}),
-            );
-        }
-        chunk
-    }
-
-    fn whole(&self) -> Reply {
-        let choices = self
-            .choices
-            .iter()
-            .map(|choice| {
-                let (finish, _) = choice.end.as_ref().expect("every choice has ended");
-                let reason = self.reason(choice, *finish);
-                let lead = &self.lead[choice.index / self.params.n];
-                let ids = self.params.return_tokens.then_some(choice.tokens.as_slice());
-                self.frame.whole_choice(choice.index, lead, &choice.items, reason, &choice.whole, ids)
-            })
-            .collect();
-        let stats = self.stats();
-        let mut body = self.frame.body(choices, stats.usage());
-        self.put_stats(&mut body);
+    fn whole(&mut self) -> Reply {
+        let (writer, scene) = self.split();
+        let body = writer.whole(&scene);
+        let cached = scene.stats().counts().cached;
         let mut reply = Reply::json(200, &body);
         reply.headers.extend(self.headers.iter().cloned());
         reply
-            .with("X-Engine-Cached-Tokens", stats.cached().to_string())
+            .with("X-Engine-Cached-Tokens", cached.to_string())
             .with("openai-processing-ms", self.received.elapsed().as_millis().to_string())
     }
 }

@@ -92,6 +92,8 @@ pub(crate) struct Request {
     pub received: Instant,
     /// `x-session-id`, echoed.
     pub session: Option<String>,
+    /// Its name, which some errors tell.
+    pub id: String,
 }
 
 /// `front` to `text`.

@@ -10,7 +10,8 @@
 //! the engine owns the tick. A client that does not read fills its own bounded buffer, its rows are paused, and nobody else
 //! notices. No channel is waited on in a circle: `front` only tries to send, `text` waits for `front` alone.
 
-mod answer;
+mod answers;
+mod anthropic;
 mod auth;
 mod buffer;
 mod calls;
@@ -18,6 +19,7 @@ mod chat;
 mod completions;
 mod conns;
 mod constrain;
+mod conversation;
 pub(crate) mod cors;
 mod entries;
 pub(crate) mod error;
@@ -43,9 +45,11 @@ pub mod probe;
 mod random;
 mod reader;
 mod record;
+mod responses;
 pub(crate) mod routes;
 mod schema;
 mod service;
+mod shapes;
 mod socket;
 mod spec;
 pub mod start;
@@ -270,6 +274,8 @@ pub struct Parts {
     pub events: Receiver<Event>,
     /// Whether the engine can compute; a part of it may be elsewhere.
     pub outage: Outage,
+    /// Of `/v1/messages`: a line of billing before the system text is not part of the prompt.
+    pub strip_billing_line: bool,
 }
 
 /// How serving ended.

@@ -16,11 +16,28 @@ use crate::serve::limits;
 use crate::serve::random::Random;
 use crate::serve::spec::{Plan, SpecConfig};
 
-/// Names of the token limit.
-const MAX_NAMES: [&str; 3] = ["max_tokens", "max_completion_tokens", "n_predict"];
+/// How a dialect calls what all dialects have.
+pub(crate) struct Names {
+    /// The token limit. Several given: the smallest holds.
+    pub max_tokens: &'static [&'static str],
+    /// Stop strings, and how many there may be.
+    pub stop: &'static str,
+    pub stop_most: usize,
+    /// Options of a stream that are known; where there are none the field has no meaning.
+    pub stream_options: &'static [&'static str],
+}
+
+/// Of chats and completions.
+pub(crate) const OPENAI: Names = Names {
+    max_tokens: &["max_tokens", "max_completion_tokens", "n_predict"],
+    stop: "stop",
+    stop_most: limits::STOP_STRINGS,
+    stream_options: &["include_usage", "continuous_usage_stats", "include_obfuscation", "include_speculation"],
+};
 
 /// What a request may ask for here.
 pub(crate) struct Offer<'a> {
+    pub names: &'static Names,
     pub info: &'a ModelInfo,
     pub spec: &'a SpecConfig,
     pub slots: usize,
@@ -55,8 +72,8 @@ impl Params {
     pub(crate) fn read(body: &Fields<'_, '_>, offer: &Offer<'_>, random: &mut Random) -> Result<Self, ApiError> {
         body.string("model")?;
         let stream = body.boolean("stream")?.unwrap_or(false);
-        let (include_usage, continuous_usage) = stream_options(body, stream)?;
-        let max_tokens = max_tokens(body)?;
+        let (include_usage, continuous_usage) = stream_options(body, stream, offer.names)?;
+        let max_tokens = max_tokens(body, offer.names)?;
         let min_tokens = body.integer("min_tokens", 0..=i64::from(u32::MAX))?.unwrap_or(0) as u32;
         if max_tokens.is_some_and(|max| min_tokens > max) {
             return Err(ApiError::invalid_value("min_tokens", "it is above the token limit"));
@@ -70,7 +87,7 @@ impl Params {
             None | Some(-1) => (random.next() >> 32) as i64,
             Some(seed) => seed,
         };
-        let (strings, stop_text) = stop_strings(body)?;
+        let (strings, stop_text) = stop_strings(body, offer.names)?;
         let stop = Stop {
             strings,
             tokens: stop_tokens(body, offer.info.n_vocab)?,
@@ -116,13 +133,16 @@ fn cache(body: &Fields<'_, '_>) -> Result<Option<u64>, ApiError> {
     Ok(on.then_some(namespace))
 }
 
-fn stream_options(body: &Fields<'_, '_>, stream: bool) -> Result<(bool, bool), ApiError> {
+fn stream_options(body: &Fields<'_, '_>, stream: bool, names: &Names) -> Result<(bool, bool), ApiError> {
+    if names.stream_options.is_empty() {
+        return Ok((false, false));
+    }
     let Some(map) = body.object("stream_options")? else { return Ok((false, false)) };
     if !stream {
         return Err(ApiError::invalid_value("stream_options", "it needs stream: true"));
     }
     let options = Fields::nested(map, "stream_options.");
-    options.only(&["include_usage", "continuous_usage_stats", "include_obfuscation", "include_speculation"])?;
+    options.only(names.stream_options)?;
     options.boolean("include_obfuscation")?;
     if options.boolean("include_speculation")? == Some(true) {
         return Err(ApiError::unsupported_parameter("stream_options.include_speculation"));
@@ -133,10 +153,10 @@ fn stream_options(body: &Fields<'_, '_>, stream: bool) -> Result<(bool, bool), A
 }
 
 /// Several names given: the smallest holds. `n_predict` also takes -1 for none.
-fn max_tokens(body: &Fields<'_, '_>) -> Result<Option<u32>, ApiError> {
+fn max_tokens(body: &Fields<'_, '_>, names: &Names) -> Result<Option<u32>, ApiError> {
     let mut least: Option<u32> = None;
-    for name in MAX_NAMES {
-        let low = if name == "n_predict" { -1 } else { 0 };
+    for name in names.max_tokens {
+        let low = if *name == "n_predict" { -1 } else { 0 };
         match body.integer(name, low..=i64::MAX)? {
             None | Some(-1) => {}
             Some(n) => {
@@ -232,22 +252,23 @@ fn logit_bias(body: &Fields<'_, '_>, vocab: usize) -> Result<Vec<LogitEdit>, Api
     Ok(edits)
 }
 
-fn stop_strings(body: &Fields<'_, '_>) -> Result<(Vec<Vec<u8>>, Vec<String>), ApiError> {
-    let list: Vec<&Value> = match body.get("stop") {
+fn stop_strings(body: &Fields<'_, '_>, names: &Names) -> Result<(Vec<Vec<u8>>, Vec<String>), ApiError> {
+    let (at, most) = (names.stop, names.stop_most);
+    let list: Vec<&Value> = match body.get(at) {
         None => Vec::new(),
         Some(Value::Array(list)) => list.iter().collect(),
         Some(one) => vec![one],
     };
-    if list.len() > limits::STOP_STRINGS {
-        return Err(ApiError::invalid_value("stop", format!("more than {} strings", limits::STOP_STRINGS)));
+    if list.len() > most {
+        return Err(ApiError::invalid_value(at, format!("more than {most} strings")));
     }
     let mut text = Vec::with_capacity(list.len());
     for value in list {
         let Some(stop) = value.as_str() else {
-            return Err(ApiError::invalid_type("stop", "string or list of strings", type_name(value)));
+            return Err(ApiError::invalid_type(at, "string or list of strings", type_name(value)));
         };
         if stop.is_empty() || stop.len() > limits::STOP_BYTES {
-            return Err(ApiError::invalid_value("stop", format!("each has 1 to {} bytes", limits::STOP_BYTES)));
+            return Err(ApiError::invalid_value(at, format!("each has 1 to {} bytes", limits::STOP_BYTES)));
         }
         text.push(stop.to_owned());
     }

@@ -25,8 +25,11 @@ pub(crate) enum Part {
         custom: bool,
         text: String,
     },
-    /// The last call is whole, or the text has ended.
-    CallEnd,
+    /// The last call has ended.
+    CallEnd {
+        /// Not by a limit.
+        whole: bool,
+    },
 }
 
 /// A call of a tool.
@@ -45,8 +48,12 @@ pub(crate) struct Call {
 pub(crate) enum Item {
     Reasoning(String),
     Content(String),
-    /// With its arguments.
-    Call(Call, String),
+    Call {
+        call: Call,
+        arguments: String,
+        /// It has ended, and not by a limit.
+        whole: bool,
+    },
 }
 
 /// Adds parts to a list of items: neighbours of one kind become one.
@@ -54,12 +61,14 @@ pub(crate) fn add(items: &mut Vec<Item>, part: &Part) {
     match (part, items.last_mut()) {
         (Part::Reasoning(more), Some(Item::Reasoning(text)))
         | (Part::Content(more), Some(Item::Content(text)))
-        | (Part::Arguments { text: more, .. }, Some(Item::Call(_, text))) => text.push_str(more),
+        | (Part::Arguments { text: more, .. }, Some(Item::Call { arguments: text, .. })) => text.push_str(more),
+        (Part::CallEnd { whole: ended }, Some(Item::Call { whole, .. })) => *whole = *ended,
         (Part::Reasoning(text), _) => items.push(Item::Reasoning(text.clone())),
         (Part::Content(text), _) => items.push(Item::Content(text.clone())),
-        (Part::Call(call), _) => items.push(Item::Call(call.clone(), String::new())),
-        (Part::Arguments { .. }, _) => unreachable!("arguments follow their call"),
-        (Part::CallEnd, _) => {}
+        (Part::Call(call), _) => {
+            items.push(Item::Call { call: call.clone(), arguments: String::new(), whole: false });
+        }
+        (Part::Arguments { .. } | Part::CallEnd { .. }, _) => unreachable!("arguments and end follow their call"),
     }
 }
 
@@ -87,8 +96,6 @@ pub(crate) struct Shape {
     pub kinds: Kinds,
     /// Tools whose arguments are one text.
     pub custom: HashSet<String>,
-    /// Calls are answered as `function_call`.
-    pub legacy: bool,
     /// Beginning of the ids of calls.
     pub id: &'static str,
 }
@@ -134,7 +141,7 @@ impl Assembler {
                     if let Some(reader) = &mut self.reader {
                         reader.push(text, &mut parts);
                     }
-                    self.calls(parts, random, &mut out);
+                    self.calls(parts, true, random, &mut out);
                 }
                 Channel::Marker => {
                     self.thought = self.shape.think.is_some_and(|(start, end)| text == start || text == end);
@@ -161,7 +168,7 @@ impl Assembler {
         if let Some(reader) = &mut self.reader {
             reader.close(cut, &mut parts);
         }
-        self.calls(parts, random, out);
+        self.calls(parts, !cut, random, out);
     }
 
     fn think(&self, text: &str, out: &mut Vec<Part>) {
@@ -184,7 +191,8 @@ impl Assembler {
         }
     }
 
-    fn calls(&mut self, parts: Vec<CallPart>, random: &mut Random, out: &mut Vec<Part>) {
+    /// `whole`: what ends is not cut.
+    fn calls(&mut self, parts: Vec<CallPart>, whole: bool, random: &mut Random, out: &mut Vec<Part>) {
         for part in parts {
             match part {
                 CallPart::Begin(name) => {
@@ -209,7 +217,7 @@ impl Assembler {
                             Some(part).filter(|p| !matches!(p, Part::Arguments { text, .. } if text.is_empty())),
                         );
                     }
-                    out.push(Part::CallEnd);
+                    out.push(Part::CallEnd { whole });
                 }
             }
         }

@@ -136,7 +136,9 @@ impl Bodies {
     pub fn new(model: Arc<dyn TextModel>, info: ModelInfo, spec: SpecConfig, slots: usize) -> Self {
         let caps = model.caps();
         let compiler = Arc::new(Compiler::new(Arc::clone(&model), Bounds::default().schema_bytes));
-        let reader = Reader { model, caps, compiler, info, spec, slots, random: Random::new(), keep_bodies: false };
+        let random = Random::new();
+        let (keep_bodies, strip_billing) = (false, true);
+        let reader = Reader { model, caps, compiler, info, spec, slots, random, keep_bodies, strip_billing };
         Self { reader, shared: Arc::new(Shared::new()) }
     }
 
@@ -146,7 +148,7 @@ impl Bodies {
         self.shared.bodies_more(body.len());
         let body = Body::new(body.to_vec(), Arc::clone(&self.shared));
         let exchange = Exchange { conn: 0, serial: 0 };
-        let request = Request { exchange, route, body, received: Instant::now(), session: None };
+        let request = Request { exchange, route, body, received: Instant::now(), session: None, id: String::new() };
         Some(match self.reader.read(request).read {
             Read::Answer(reply) => Outcome::Answer(reply.status, reply.body),
             Read::Ready(ready) => Outcome::Prompts(ready.prompts.iter().map(Vec::len).collect()),

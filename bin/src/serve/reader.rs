@@ -7,10 +7,13 @@ use std::time::Instant;
 use crossbeam::channel::{Receiver, Sender};
 use engine::channels::Markers;
 use engine::ids::TokenId;
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use crate::serve::SpecConfig;
-use crate::serve::answer::Dialect;
+use crate::serve::answers::chunks::Frame;
+use crate::serve::answers::messages::MessageWriter;
+use crate::serve::answers::responses::ResponseWriter;
+use crate::serve::answers::{self, Dialect, Writer};
 use crate::serve::chat::Chat;
 use crate::serve::completions;
 use crate::serve::constrain::{self, Compiled, Compiler, Wanted};
@@ -22,12 +25,13 @@ use crate::serve::json;
 use crate::serve::limits;
 use crate::serve::link::{Body, Exchange, Request};
 use crate::serve::model::{Caps, TextModel, ToolStyle};
-use crate::serve::params::{Offer, Params};
+use crate::serve::params::{self, Names, Offer, Params};
 use crate::serve::parts::Shape;
 use crate::serve::random::Random;
 use crate::serve::routes::Route;
 use crate::serve::schema;
 use crate::serve::text_tools;
+use crate::serve::{anthropic, responses};
 
 /// What reading a request takes.
 pub(crate) struct Reader {
@@ -39,6 +43,8 @@ pub(crate) struct Reader {
     pub spec: SpecConfig,
     pub slots: usize,
     pub random: Random,
+    /// See [`crate::serve::Parts::strip_billing_line`].
+    pub strip_billing: bool,
     /// Bodies go along with what was read from them.
     pub keep_bodies: bool,
 }
@@ -56,6 +62,8 @@ pub(crate) struct Work {
     pub received: Instant,
     /// `x-session-id`, echoed.
     pub session: Option<String>,
+    /// Its name.
+    pub id: String,
     pub read: Read,
 }
 
@@ -69,6 +77,7 @@ pub(crate) enum Read {
 pub(crate) struct Ready {
     pub params: Params,
     pub dialect: Dialect,
+    pub writer: Box<dyn Writer>,
     pub prompts: Vec<Vec<TokenId>>,
     /// Text that the answers begin with.
     pub lead: Vec<String>,
@@ -79,9 +88,9 @@ pub(crate) struct Ready {
     pub logprobs: Option<u32>,
     /// What the answer's tokens may be.
     pub constraint: Option<Compiled>,
-    /// Codes for `X-Engine-Warnings`.
-    pub warnings: Vec<String>,
     pub ignored: Vec<String>,
+    /// Codes of `X-Engine-Warnings`.
+    pub warnings: Vec<String>,
     pub prompt_param: &'static str,
     /// Where bodies are kept.
     pub body: Option<Body>,
@@ -99,13 +108,13 @@ pub(crate) fn read_long(mut reader: Reader, requests: &Receiver<Long>, done: &Se
 impl Reader {
     /// Reads one request; its body is dropped afterwards, unless bodies are kept.
     pub(crate) fn read(&mut self, request: Request) -> Work {
-        let Request { exchange, route, body, received, session } = request;
+        let Request { exchange, route, body, received, session, id } = request;
         let read = json::parse_object(&body).and_then(|body| self.read_body(&route, &body));
         let mut read = read.unwrap_or_else(|error| Read::Answer(Reply::from(&error)));
         if let Read::Ready(ready) = &mut read {
             ready.body = Some(body).filter(|_| self.keep_bodies);
         }
-        Work { exchange, received, session, read }
+        Work { exchange, received, session, id, read }
     }
 
     fn read_body(&mut self, route: &Route, body: &Map<String, Value>) -> Result<Read, ApiError> {
@@ -114,6 +123,11 @@ impl Reader {
         match route {
             Route::Chat => self.read_chat(body).map(ready),
             Route::Completions => self.read_completions(body).map(ready),
+            Route::Messages => self.read_messages(body).map(ready),
+            Route::Responses => self.read_responses(body),
+            Route::CountChat => self.count_chat(body).map(Read::Answer),
+            Route::CountMessages => self.count_messages(body).map(Read::Answer),
+            Route::CountResponses => self.count_responses(body).map(Read::Answer),
             Route::Tokenize => text_tools::tokenize(body, model, &self.caps, self.info.n_ctx).map(Read::Answer),
             Route::Detokenize => text_tools::detokenize(body, model, self.info.n_ctx).map(Read::Answer),
             Route::ApplyTemplate => text_tools::apply_template(body, model, &self.caps).map(Read::Answer),
@@ -121,28 +135,97 @@ impl Reader {
         }
     }
 
-    fn read_params(&mut self, fields: &Fields<'_, '_>) -> Result<Params, ApiError> {
-        let offer = Offer { info: &self.info, spec: &self.spec, slots: self.slots };
+    fn read_params(&mut self, fields: &Fields<'_, '_>, names: &'static Names) -> Result<Params, ApiError> {
+        let offer = Offer { names, info: &self.info, spec: &self.spec, slots: self.slots };
         Params::read(fields, &offer, &mut self.random)
     }
 
     fn read_chat(&mut self, body: &Map<String, Value>) -> Result<Ready, ApiError> {
         let fields = Fields::body(body);
-        let ignored = schema::screen(body, schema::CHAT)?;
-        let params = self.read_params(&fields)?;
+        let ignored = schema::screen(body, schema::CHAT_TABLES)?;
+        let params = self.read_params(&fields, &params::OPENAI)?;
         let top = fields.integer("top_logprobs", 0..=limits::TOP_LOGPROBS as i64)?;
         let logprobs = match (fields.boolean("logprobs")?.unwrap_or(false), top) {
             (true, top) => Some(top.unwrap_or(0) as u32),
             (false, None) => None,
             (false, Some(_)) => return Err(ApiError::invalid_value("top_logprobs", "it needs logprobs: true")),
         };
-        let format = constrain::format::read(&fields)?;
         let chat = Chat::read(&fields, &self.caps)?;
+        let writer = self.frame(Dialect::Chat, "chatcmpl-", &params, logprobs, chat.is_legacy());
+        let ready = self.converse(&chat, params, Dialect::Chat, writer)?;
+        Ok(Ready { logprobs, ignored, ..ready })
+    }
+
+    fn read_messages(&mut self, body: &Map<String, Value>) -> Result<Ready, ApiError> {
+        let fields = Fields::body(body);
+        let ignored = schema::screen(body, schema::MESSAGES_TABLES)?;
+        let params = self.read_params(&fields, &anthropic::NAMES)?;
+        let read = anthropic::read(&fields, &self.caps, self.strip_billing)?;
+        let mut warnings = read.warnings;
+        if params.max_tokens.is_none() {
+            warnings.push("max_tokens_defaulted".to_owned());
+        }
+        let id = self.random.id("msg_");
+        let writer = Box::new(MessageWriter::new(id, self.info.id.clone(), read.omits_thinking));
+        let dialect = Dialect::Messages { strip_billing: self.strip_billing };
+        let ready = self.converse(&read.chat, params, dialect, writer)?;
+        warnings.extend(ready.warnings.iter().cloned());
+        Ok(Ready { ignored, warnings, ..ready })
+    }
+
+    fn read_responses(&mut self, body: &Map<String, Value>) -> Result<Read, ApiError> {
+        let fields = Fields::body(body);
+        let mut ignored = schema::screen(body, schema::RESPONSES_TABLES)?;
+        let params = self.read_params(&fields, &responses::NAMES)?;
+        let read = responses::read(&fields, params.max_tokens, &self.caps)?;
+        let id = self.random.id("resp_");
+        let writer = ResponseWriter::new(id, self.info.id.clone(), responses::echo(&fields, &params));
+        let Some(chat) = read.chat else { return Ok(Read::Answer(writer.nothing(params.stream))) };
+        let ready = self.converse(&chat, params, Dialect::Responses, Box::new(writer))?;
+        ignored.extend(read.ignored);
+        let (logprobs, mut warnings) = (read.logprobs, read.warnings);
+        warnings.extend(ready.warnings.iter().cloned());
+        Ok(Read::Ready(Box::new(Ready { logprobs, ignored, warnings, ..ready })))
+    }
+
+    fn count_chat(&self, body: &Map<String, Value>) -> Result<Reply, ApiError> {
+        schema::screen(body, schema::CHAT_TABLES)?;
+        let chat = Chat::read(&Fields::body(body), &self.caps)?;
+        self.input_tokens(Some(&chat))
+    }
+
+    fn count_responses(&self, body: &Map<String, Value>) -> Result<Reply, ApiError> {
+        schema::screen(body, schema::RESPONSES_TABLES)?;
+        let read = responses::read(&Fields::body(body), Some(1), &self.caps)?;
+        self.input_tokens(read.chat.as_ref())
+    }
+
+    fn count_messages(&self, body: &Map<String, Value>) -> Result<Reply, ApiError> {
+        schema::screen(body, schema::MESSAGES_TABLES)?;
+        let read = anthropic::read(&Fields::body(body), &self.caps, self.strip_billing)?;
+        let tokens = read.chat.render(self.model.as_ref(), usize::MAX)?.tokens.len();
+        Ok(Reply::json(200, &json!({ "input_tokens": tokens })))
+    }
+
+    fn input_tokens(&self, chat: Option<&Chat>) -> Result<Reply, ApiError> {
+        let rendered = chat.map(|chat| chat.render(self.model.as_ref(), usize::MAX)).transpose()?;
+        let tokens = rendered.map_or(0, |rendered| rendered.tokens.len());
+        Ok(Reply::json(200, &json!({"object": "response.input_tokens", "input_tokens": tokens})))
+    }
+
+    /// A conversation that `writer` answers, without what only some dialects have.
+    fn converse(
+        &self,
+        chat: &Chat,
+        params: Params,
+        dialect: Dialect,
+        writer: Box<dyn Writer>,
+    ) -> Result<Ready, ApiError> {
         let rendered = chat.render(self.model.as_ref(), self.info.n_ctx)?;
         let thinks = rendered.open_tag.is_some();
         let (shape, markers) = chat.channels(&self.caps, thinks);
         let mut wanted = Wanted {
-            format: format.as_ref(),
+            format: chat.format(),
             tools: chat.tools(),
             style: shape.style,
             reasoning: self.caps.think_tokens,
@@ -150,7 +233,7 @@ impl Reader {
             begins_in_reasoning: thinks,
             budget: chat.budget(),
         };
-        if let (Some(_), Some(tag), None) = (&format, &rendered.open_tag, wanted.reasoning) {
+        if let (Some(_), Some(tag), None) = (chat.format(), &rendered.open_tag, wanted.reasoning) {
             wanted.reasoning = Some(constrain::markers(self.model.as_ref(), tag)?);
         }
         let mut constraint = self.compiler.compile(&wanted)?;
@@ -159,25 +242,45 @@ impl Reader {
         let lead = vec![if chat.keeps_tags(&self.caps) { opened.clone() } else { String::new() }];
         Ok(Ready {
             params,
-            dialect: Dialect::Chat,
+            dialect,
+            writer,
             prompts: vec![rendered.tokens],
             lead,
             opened: vec![opened],
             shape: Arc::new(shape),
             markers: markers.map(Arc::new),
-            logprobs,
+            logprobs: None,
             constraint,
+            ignored: Vec::new(),
             warnings,
-            ignored,
-            prompt_param: "messages",
+            prompt_param: chat.field(),
             body: None,
+        })
+    }
+
+    fn frame(
+        &mut self,
+        dialect: Dialect,
+        prefix: &str,
+        params: &Params,
+        logprobs: Option<u32>,
+        legacy: bool,
+    ) -> Box<dyn Writer> {
+        Box::new(Frame {
+            dialect,
+            id: self.random.id(prefix),
+            created: answers::now(),
+            model: self.info.id.clone(),
+            null_usage: params.include_usage,
+            logprobs: logprobs.is_some(),
+            legacy,
         })
     }
 
     fn read_completions(&mut self, body: &Map<String, Value>) -> Result<Ready, ApiError> {
         let fields = Fields::body(body);
-        let ignored = schema::screen(body, schema::COMPLETIONS)?;
-        let mut params = self.read_params(&fields)?;
+        let ignored = schema::screen(body, schema::COMPLETIONS_TABLES)?;
+        let mut params = self.read_params(&fields, &params::OPENAI)?;
         params.max_tokens.get_or_insert(completions::MAX_TOKENS_DEFAULT);
         let logprobs = fields.integer("logprobs", 0..=limits::TOP_LOGPROBS as i64)?.map(|n| n as u32);
         let echo = fields.boolean("echo")?.unwrap_or(false);
@@ -190,9 +293,11 @@ impl Reader {
         let (lead, prompts): (Vec<String>, Vec<_>) =
             prompts.into_iter().map(|p| (if echo { p.text } else { String::new() }, p.tokens)).unzip();
         let constraint = self.compiler.compile(&Wanted { format: format.as_ref(), ..Wanted::default() })?;
+        let writer = self.frame(Dialect::Completion, "cmpl-", &params, logprobs, false);
         Ok(Ready {
             params,
             dialect: Dialect::Completion,
+            writer,
             prompts,
             opened: vec![String::new(); lead.len()],
             lead,
@@ -200,8 +305,8 @@ impl Reader {
             markers: None,
             logprobs,
             constraint,
-            warnings: Vec::new(),
             ignored,
+            warnings: Vec::new(),
             prompt_param: "prompt",
             body: None,
         })

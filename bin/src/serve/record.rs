@@ -27,12 +27,12 @@ use engine_io::trace::jsonl::{self, LINE_BYTES_MAX};
 use engine_io::trace::{Request, Role, Session, Turn};
 use serde_json::{Map, Value, json};
 
-use crate::serve::answer::Dialect;
+use crate::serve::answers::Dialect;
 use crate::serve::link::Body;
-use crate::serve::messages;
 use crate::serve::metrics::End;
 use crate::serve::model::TextModel;
 use crate::serve::params::Params;
+use crate::serve::{anthropic, chat, responses};
 
 /// Lines that wait to be written.
 const QUEUE_LINES: usize = 256;
@@ -40,7 +40,8 @@ const QUEUE_LINES: usize = 256;
 pub(crate) const QUEUE_BYTES: usize = 64 << 20;
 /// `Session::source` of what is recorded here.
 const SOURCE: &str = "recorded";
-/// Fields of a body that change the prompt and are no turn; they are recorded as they came.
+/// Fields of a chat's body that change the prompt and are no turn; they are recorded as they came. Requests of other
+/// dialects are recorded with what makes the same prompt of a chat.
 pub(crate) const PROMPT_FIELDS: [&str; 7] = [
     "tools",
     "tool_choice",
@@ -145,19 +146,18 @@ impl Line {
         let body: Map<String, Value> = serde_json::from_slice(body).unwrap_or_default();
         let mut settings = settings(params, *dialect, self.index % params.n);
         let mut text = self.written.text.clone();
-        let mut turns = match dialect {
-            Dialect::Chat => {
-                for name in PROMPT_FIELDS {
-                    settings.extend(body.get(name).filter(|v| !v.is_null()).map(|v| (name.to_owned(), v.clone())));
-                }
-                // The client got it as part of the answer, and sends it back as that.
-                text.insert_str(0, &lead[self.index / params.n]);
-                body.get("messages").and_then(Value::as_array).map(|list| messages::turns(list)).unwrap_or_default()
-            }
+        // The client got it as part of the answer, or as thinking, and sends it back as that.
+        text.insert_str(0, &lead[self.index / params.n]);
+        let (mut turns, fields) = match *dialect {
+            Dialect::Chat => chat::recorded(&body),
+            Dialect::Messages { strip_billing } => anthropic::recorded(&body, strip_billing),
+            Dialect::Responses => responses::recorded(&body),
             Dialect::Completion => {
-                vec![Turn::new(Role::User, prompt_text(&body, self.index / params.n, prompt, facts))]
+                let text = prompt_text(&body, self.index / params.n, prompt, facts);
+                (vec![Turn::new(Role::User, text)], Map::new())
             }
         };
+        settings.extend(fields);
         let ids = |tokens: &[TokenId]| Some(tokens.iter().map(|t| t.0).collect());
         turns.push(Turn { tokens: ids(&self.written.tokens), ..Turn::output(text) });
         let request = Request {
@@ -195,10 +195,7 @@ fn settings(params: &Params, dialect: Dialect, choice: usize) -> Map<String, Val
     let s = &params.sampling;
     let banned = |add: f32| if add == f32::NEG_INFINITY { Value::Bool(false) } else { add.into() };
     let settings = json!({
-        "endpoint": match dialect {
-            Dialect::Chat => "/v1/chat/completions",
-            Dialect::Completion => "/v1/completions",
-        },
+        "endpoint": dialect.endpoint(),
         "choice": choice,
         "max_tokens": params.max_tokens,
         "temperature": s.temperature,

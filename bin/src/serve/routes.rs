@@ -17,6 +17,12 @@ pub(crate) enum Route {
     OpenApi,
     Chat,
     Completions,
+    Messages,
+    Responses,
+    /// Tokens of the prompt that a request would have.
+    CountChat,
+    CountMessages,
+    CountResponses,
     Tokenize,
     Detokenize,
     ApplyTemplate,
@@ -34,6 +40,11 @@ impl Route {
             Self::OpenApi => "/openapi.json",
             Self::Chat => "/v1/chat/completions",
             Self::Completions => "/v1/completions",
+            Self::Messages => "/v1/messages",
+            Self::Responses => "/v1/responses",
+            Self::CountChat => "/v1/chat/completions/input_tokens",
+            Self::CountMessages => "/v1/messages/count_tokens",
+            Self::CountResponses => "/v1/responses/input_tokens",
             Self::Tokenize => "/tokenize",
             Self::Detokenize => "/detokenize",
             Self::ApplyTemplate => "/apply-template",
@@ -42,7 +53,13 @@ impl Route {
 
     /// GET (and HEAD), or POST.
     pub(crate) fn is_get(&self) -> bool {
-        !matches!(self, Self::Chat | Self::Completions | Self::Tokenize | Self::Detokenize | Self::ApplyTemplate)
+        match self {
+            Self::Health | Self::Ready | Self::Live | Self::Version => true,
+            Self::Models | Self::Model(_) | Self::Metrics | Self::OpenApi => true,
+            Self::Chat | Self::Completions | Self::Messages | Self::Responses => false,
+            Self::CountChat | Self::CountMessages | Self::CountResponses => false,
+            Self::Tokenize | Self::Detokenize | Self::ApplyTemplate => false,
+        }
     }
 
     /// Whether a key is asked for where keys are configured.
@@ -75,6 +92,15 @@ const TABLE: &[(&str, Route)] = &[
     ("/chat/completions", Route::Chat),
     ("/v1/completions", Route::Completions),
     ("/completions", Route::Completions),
+    ("/v1/messages", Route::Messages),
+    ("/messages", Route::Messages),
+    ("/v1/messages/count_tokens", Route::CountMessages),
+    ("/messages/count_tokens", Route::CountMessages),
+    ("/v1/responses", Route::Responses),
+    ("/responses", Route::Responses),
+    ("/v1/responses/input_tokens", Route::CountResponses),
+    ("/responses/input_tokens", Route::CountResponses),
+    ("/v1/chat/completions/input_tokens", Route::CountChat),
     ("/tokenize", Route::Tokenize),
     ("/v1/tokenize", Route::Tokenize),
     ("/detokenize", Route::Detokenize),
@@ -99,10 +125,10 @@ const NOT_IMPLEMENTED: &[(&str, &str)] = &[
     ("/v1/files*", "send the content in the request"),
     ("/v1/batches*", "send the requests one by one; they are batched here"),
     ("/v1/conversations*", "keep the conversation at the client and send it whole"),
-    ("/v1/responses*", "use POST /v1/chat/completions"),
-    ("/responses*", "use POST /v1/chat/completions"),
-    ("/v1/messages*", "use POST /v1/chat/completions"),
-    ("/messages*", "use POST /v1/chat/completions"),
+    ("/v1/responses*", "keep the conversation at the client and send it whole"),
+    ("/responses*", "keep the conversation at the client and send it whole"),
+    ("/v1/messages/batches*", "send the requests one by one; they are batched here"),
+    ("/messages/batches*", "send the requests one by one; they are batched here"),
     ("/v1/complete", "use POST /v1/completions"),
     ("/v1/chat/completions/control", "use POST /v1/chat/completions"),
     ("/props", "GET /v1/models describes the model"),

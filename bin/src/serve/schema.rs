@@ -1,12 +1,14 @@
-//! The request fields of every endpoint and what becomes of each: the tables of the contract, as data.
+//! The request fields of every endpoint and what becomes of each: the tables of the contract, as data. Those of
+//! `/v1/messages` and `/v1/responses` alone are in their modules.
 //!
-//! A field is *honoured* (its reader is in `params.rs`, `chat.rs`, `completions.rs` or `constrain/format.rs`), *noted* (accepted without
+//! A field is *honoured* (its reader is in `params.rs`, `constrain/format.rs` or the dialect's own module), *noted* (accepted without
 //! effect and listed in `X-Engine-Ignored-Params`), or *refused* with 400 when its value would have an effect that
 //! this version cannot give. Null is absent everywhere. A field that is in no table is noted.
 
 use serde_json::{Map, Value};
 
 use crate::serve::error::ApiError;
+use crate::serve::{anthropic, responses};
 
 /// What becomes of a field.
 #[derive(Clone, Copy, Debug)]
@@ -21,19 +23,19 @@ pub(crate) enum Class {
 
 use Class::{Honoured, Noted, Refused};
 
-fn always(_: &Value) -> bool {
+pub(crate) fn always(_: &Value) -> bool {
     true
 }
-fn never(_: &Value) -> bool {
+pub(crate) fn never(_: &Value) -> bool {
     false
 }
-fn truthy(v: &Value) -> bool {
+pub(crate) fn truthy(v: &Value) -> bool {
     v != &Value::Bool(false)
 }
-fn falsy(v: &Value) -> bool {
+pub(crate) fn falsy(v: &Value) -> bool {
     v != &Value::Bool(true)
 }
-fn filled(v: &Value) -> bool {
+pub(crate) fn filled(v: &Value) -> bool {
     match v {
         Value::Array(list) => !list.is_empty(),
         Value::String(text) => !text.is_empty(),
@@ -41,48 +43,44 @@ fn filled(v: &Value) -> bool {
         _ => true,
     }
 }
-fn not_zero(v: &Value) -> bool {
+pub(crate) fn not_zero(v: &Value) -> bool {
     v.as_f64() != Some(0.0)
 }
-fn not_one(v: &Value) -> bool {
+pub(crate) fn not_one(v: &Value) -> bool {
     v.as_f64() != Some(1.0)
 }
-fn positive(v: &Value) -> bool {
+pub(crate) fn positive(v: &Value) -> bool {
     v.as_f64().is_none_or(|x| x > 0.0)
 }
-fn not_negative(v: &Value) -> bool {
+pub(crate) fn not_negative(v: &Value) -> bool {
     v.as_f64().is_none_or(|x| x >= 0.0)
 }
-fn beyond_text(v: &Value) -> bool {
+pub(crate) fn beyond_text(v: &Value) -> bool {
     v.as_array().is_none_or(|list| list.iter().any(|m| m != "text"))
 }
-fn plain_tier(v: &Value) -> bool {
+pub(crate) fn plain_tier(v: &Value) -> bool {
     v == "auto" || v == "default"
+}
+pub(crate) fn beyond_disabled(v: &Value) -> bool {
+    v != "disabled"
 }
 fn splits_reasoning(v: &Value) -> bool {
     v != "none" && v != "auto"
 }
-fn is_false(v: &Value) -> bool {
+pub(crate) fn is_false(v: &Value) -> bool {
     v == &Value::Bool(false)
 }
 
-/// Fields of both generation endpoints.
+/// Fields of every generation endpoint.
 pub(crate) const COMMON: &[(&str, Class)] = &[
     ("model", Honoured),
     ("stream", Honoured),
-    ("stream_options", Honoured),
-    ("max_tokens", Honoured),
-    ("max_completion_tokens", Honoured),
-    ("n_predict", Honoured),
     ("min_tokens", Honoured),
-    ("n", Honoured),
-    ("best_of", Honoured),
     ("temperature", Honoured),
     ("top_p", Honoured),
     ("top_k", Honoured),
     ("min_p", Honoured),
     ("seed", Honoured),
-    ("stop", Honoured),
     ("stop_token_ids", Honoured),
     ("include_stop_str_in_output", Honoured),
     ("ignore_eos", Honoured),
@@ -92,9 +90,6 @@ pub(crate) const COMMON: &[(&str, Class)] = &[
     ("repetition_penalty", Honoured),
     ("repeat_last_n", Honoured),
     ("logit_bias", Honoured),
-    ("logprobs", Honoured),
-    ("return_tokens", Honoured),
-    ("return_token_ids", Honoured),
     ("sse_ping_interval", Honoured),
     ("speculative", Honoured),
     // Filters this sampler does not have: refused when they would act.
@@ -124,7 +119,6 @@ pub(crate) const COMMON: &[(&str, Class)] = &[
     ("bad_words", Refused(filled)),
     ("allowed_token_ids", Refused(filled)),
     // Forms of the answer: one of them at most.
-    ("response_format", Honoured),
     ("grammar", Honoured),
     ("json_schema", Honoured),
     ("structured_outputs", Honoured),
@@ -160,18 +154,33 @@ pub(crate) const COMMON: &[(&str, Class)] = &[
     ("n_cache_reuse", Noted(never)),
     ("t_max_predict_ms", Noted(never)),
     ("n_indent", Noted(never)),
-    ("user", Noted(never)),
-    ("verbosity", Noted(never)),
-    ("metadata", Noted(never)),
-    ("store", Noted(is_false)),
-    ("service_tier", Noted(plain_tier)),
-    ("safety_identifier", Noted(never)),
     ("prompt_cache_key", Noted(never)),
     ("prompt_cache_retention", Noted(never)),
     ("prompt_cache_options", Noted(never)),
     ("session_id", Noted(never)),
-    ("moderation", Noted(never)),
     ("prediction", Noted(never)),
+];
+
+/// Further fields of chats and completions.
+pub(crate) const OPENAI: &[(&str, Class)] = &[
+    ("stream_options", Honoured),
+    ("max_tokens", Honoured),
+    ("max_completion_tokens", Honoured),
+    ("n_predict", Honoured),
+    ("n", Honoured),
+    ("best_of", Honoured),
+    ("stop", Honoured),
+    ("logprobs", Honoured),
+    ("return_tokens", Honoured),
+    ("return_token_ids", Honoured),
+    ("response_format", Honoured),
+    ("user", Noted(never)),
+    ("metadata", Noted(never)),
+    ("store", Noted(is_false)),
+    ("service_tier", Noted(plain_tier)),
+    ("safety_identifier", Noted(never)),
+    ("verbosity", Noted(never)),
+    ("moderation", Noted(never)),
 ];
 
 /// Further fields of `/v1/chat/completions`.
@@ -226,14 +235,21 @@ pub(crate) const COMPLETIONS: &[(&str, Class)] = &[
     ("continue_final_message", Refused(truthy)),
 ];
 
+/// The tables of each endpoint.
+pub(crate) const CHAT_TABLES: &[&[(&str, Class)]] = &[CHAT, OPENAI, COMMON];
+pub(crate) const COMPLETIONS_TABLES: &[&[(&str, Class)]] = &[COMPLETIONS, OPENAI, COMMON];
+pub(crate) const MESSAGES_TABLES: &[&[(&str, Class)]] = &[anthropic::FIELDS, COMMON];
+pub(crate) const RESPONSES_TABLES: &[&[(&str, Class)]] = &[responses::FIELDS, COMMON];
+
 /// Refuses what must be refused and returns the names of fields without effect.
 ///
 /// # Errors
 /// `unsupported_parameter` naming the first refused field.
-pub(crate) fn screen(body: &Map<String, Value>, own: &[(&str, Class)]) -> Result<Vec<String>, ApiError> {
+pub(crate) fn screen(body: &Map<String, Value>, tables: &[&[(&str, Class)]]) -> Result<Vec<String>, ApiError> {
     let mut noted = Vec::new();
+    let class = |name: &str| tables.iter().copied().flatten().find(|(n, _)| *n == name).map(|(_, class)| class);
     for (name, value) in body.iter().filter(|(_, v)| !v.is_null()) {
-        match own.iter().chain(COMMON).find(|(n, _)| n == name).map(|(_, class)| class) {
+        match class(name) {
             Some(Honoured) => {}
             Some(Refused(acts)) if acts(value) => return Err(ApiError::unsupported_parameter(name)),
             Some(Refused(_)) => {}
@@ -250,18 +266,20 @@ mod tests {
 
     use super::*;
 
+    const ALL: [&[&[(&str, Class)]]; 4] = [CHAT_TABLES, COMPLETIONS_TABLES, MESSAGES_TABLES, RESPONSES_TABLES];
+
     #[test]
     fn every_refused_field_is_refused_by_name_and_null_is_absent() {
         // A value of a type no field expects acts for every predicate that does not ask for a special one.
         let values = [json!(7), json!("x"), json!(["x"]), json!({"type": "x"}), json!(true), json!(false), json!(-3)];
-        for own in [CHAT, COMPLETIONS] {
-            for (name, class) in own.iter().chain(COMMON) {
+        for tables in ALL {
+            for (name, class) in tables.iter().copied().flatten() {
                 let null = Map::from_iter([((*name).to_owned(), Value::Null)]);
-                assert_eq!(screen(&null, own).unwrap(), Vec::<String>::new(), "{name}");
+                assert_eq!(screen(&null, tables).unwrap(), Vec::<String>::new(), "{name}");
                 if matches!(class, Refused(_)) {
                     let refused = values.iter().any(|value| {
                         let body = Map::from_iter([((*name).to_owned(), value.clone())]);
-                        screen(&body, own).is_err_and(|e| e.param.as_deref() == Some(name) && e.status == 400)
+                        screen(&body, tables).is_err_and(|e| e.param.as_deref() == Some(name) && e.status == 400)
                     });
                     assert!(refused, "{name} is never refused");
                 }
@@ -271,8 +289,8 @@ mod tests {
 
     #[test]
     fn no_name_stands_twice() {
-        for own in [CHAT, COMPLETIONS] {
-            let all: Vec<&str> = own.iter().chain(COMMON).map(|(name, _)| *name).collect();
+        for tables in ALL {
+            let all: Vec<&str> = tables.iter().copied().flatten().map(|(name, _)| *name).collect();
             for (i, name) in all.iter().enumerate() {
                 assert!(!all[..i].contains(name), "{name}");
             }
@@ -305,18 +323,18 @@ mod tests {
             ("web_search_options", json!({})),
         ] {
             let body = Map::from_iter([(name.to_owned(), value)]);
-            let error = screen(&body, COMPLETIONS).unwrap_err();
+            let error = screen(&body, COMPLETIONS_TABLES).unwrap_err();
             assert_eq!((error.status, error.param.as_deref()), (400, Some(name)));
         }
         let harmless = json!({"tools": [], "reasoning_format": "none", "include_reasoning": true, "modalities": ["text"],
             "thinking_budget": -1, "continue_final_message": false, "n_predict": 3, "max_completion_tokens": 3});
-        assert_eq!(screen(harmless.as_object().unwrap(), COMPLETIONS).unwrap(), Vec::<String>::new());
+        assert_eq!(screen(harmless.as_object().unwrap(), COMPLETIONS_TABLES).unwrap(), Vec::<String>::new());
     }
 
     #[test]
     fn harmless_values_pass_and_unknown_fields_are_noted() {
         let body = json!({"store": false, "service_tier": "auto", "user": "u", "made_up": 1, "mirostat": 0,
             "response_format": {"type": "text"}, "lora": [], "typical_p": 1});
-        assert_eq!(screen(body.as_object().unwrap(), CHAT).unwrap(), ["user", "made_up"]);
+        assert_eq!(screen(body.as_object().unwrap(), CHAT_TABLES).unwrap(), ["user", "made_up"]);
     }
 }

@@ -20,7 +20,7 @@ use engine_io::text::{TemplateError, Tokenizer};
 use engine_io::{ModelFile, Package};
 
 use crate::canary::{self, Verdict};
-use crate::flags::ServeArgs;
+use crate::flags::{ServeArgs, SwitchFlag};
 use crate::hub::{self, HubError, Wanted};
 use crate::memory::{self, Setting, SizeFlag, Subject};
 use crate::menu::{self, Menu};
@@ -267,6 +267,7 @@ pub fn load_at(args: &ServeArgs, files: Files, home: &Home) -> Result<(Parts, En
         commands: handle.commands.clone(),
         events: handle.events.clone(),
         outage,
+        strip_billing_line: args.low.strip_billing_line == SwitchFlag::On,
     };
     Ok((parts, handle))
 }

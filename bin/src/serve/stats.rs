@@ -36,7 +36,30 @@ fn rates(events: u64, ns: u64) -> (f64, f64) {
     (short(ms(ns) / events as f64), short(events as f64 / (ns as f64 / 1e9)))
 }
 
+/// Tokens of an answer.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Counts {
+    pub prompt: u64,
+    /// Prompt tokens taken from the prefix cache, and such as were added to it.
+    pub cached: u64,
+    pub written: u64,
+    pub completion: u64,
+    /// ... of which thinking.
+    pub reasoning: u64,
+}
+
 impl Stats<'_> {
+    /// What every dialect's `usage` is made of.
+    pub(crate) fn counts(&self) -> Counts {
+        Counts {
+            prompt: self.prompts(|r| r.prompt_tokens),
+            cached: self.cached(),
+            written: self.prompts(|r| r.cache_written),
+            completion: self.sum(|r| r.completion_tokens),
+            reasoning: self.sum(|r| r.reasoning),
+        }
+    }
+
     fn sum(&self, of: impl Fn(&Report) -> u64) -> u64 {
         self.reports.iter().map(|r| of(r)).sum()
     }
@@ -58,15 +81,15 @@ impl Stats<'_> {
         sum
     }
 
-    /// The `usage` object.
+    /// The `usage` object of chats and completions.
     pub(crate) fn usage(&self) -> Value {
-        let (prompt, completion) = (self.prompts(|r| r.prompt_tokens), self.sum(|r| r.completion_tokens));
+        let Counts { prompt, cached, written, completion, reasoning } = self.counts();
         json!({
             "prompt_tokens": prompt,
             "completion_tokens": completion,
             "total_tokens": prompt + completion,
-            "prompt_tokens_details": {"cached_tokens": self.cached(), "cache_write_tokens": self.prompts(|r| r.cache_written)},
-            "completion_tokens_details": {"reasoning_tokens": self.sum(|r| r.reasoning)},
+            "prompt_tokens_details": {"cached_tokens": cached, "cache_write_tokens": written},
+            "completion_tokens_details": {"reasoning_tokens": reasoning},
         })
     }
 

@@ -7,13 +7,13 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{Builder, JoinHandle};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use crossbeam::channel::{self, Receiver, Sender, TrySendError};
 use engine::api::{AdmitError, Command, Event, Report};
 use engine::ids::{Ticket, TokenId};
 
-use crate::serve::answer::{Choice, Dialect, Frame};
+use crate::serve::answers::{Choice, Dialect, Failed};
 use crate::serve::constrain::{self, Compiler};
 use crate::serve::entries::Entries;
 use crate::serve::error::ApiError;
@@ -105,6 +105,7 @@ pub(crate) fn start(
         spec: parts.spec,
         slots: parts.slots,
         random: Random::new(),
+        strip_billing: parts.strip_billing_line,
         keep_bodies: recorder.is_some(),
     };
     let (long, take_long) = channel::bounded(limits::MESSAGES_WAITING);
@@ -332,10 +333,9 @@ impl Text {
     }
 
     fn begin_work(&mut self, work: Work) {
-        let Work { exchange, received, session, read } = work;
-        match read {
-            Read::Answer(reply) => self.reply(exchange, reply),
-            Read::Ready(ready) => self.start(exchange, received, session, *ready),
+        match work.read {
+            Read::Answer(reply) => self.reply(work.exchange, reply),
+            Read::Ready(ready) => self.start(work.exchange, work.received, work.session, work.id, *ready),
         }
     }
 
@@ -350,7 +350,14 @@ impl Text {
         }
     }
 
-    fn start(&mut self, exchange: Exchange, received: Instant, session: Option<String>, ready: Ready) {
+    fn start(
+        &mut self,
+        exchange: Exchange,
+        received: Instant,
+        session: Option<String>,
+        request_id: String,
+        ready: Ready,
+    ) {
         let outage = self.shared.outage.read().why();
         if let Some(why) = outage {
             return self.reply(exchange, Reply::from(&ApiError::stage_unavailable(&why)));
@@ -375,6 +382,7 @@ impl Text {
         let Ready {
             params,
             dialect,
+            writer,
             prompts,
             lead,
             opened,
@@ -382,8 +390,8 @@ impl Text {
             markers,
             logprobs,
             constraint,
-            warnings,
             ignored,
+            warnings,
             prompt_param,
             body,
         } = ready;
@@ -392,27 +400,17 @@ impl Text {
         if let Some(names) = header_list(&ignored) {
             headers.push(("X-Engine-Ignored-Params", names));
         }
-        headers.extend(header_list(&warnings).map(|codes| ("X-Engine-Warnings", codes)));
-        if let Some(codes) = constraint.as_ref().and_then(|constraint| header_list(&constraint.warnings)) {
+        if let Some(codes) = header_list(&warnings) {
             headers.push(("X-Engine-Warnings", codes));
         }
         headers.extend(session.map(|session| ("X-Engine-Session", session)));
-        let frame = Frame {
-            dialect,
-            id: self.random.id(if dialect == Dialect::Chat { "chatcmpl-" } else { "cmpl-" }),
-            created: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs()),
-            model: self.reader.info.id.clone(),
-            null_usage: params.include_usage,
-            logprobs: logprobs.is_some(),
-            legacy: shape.legacy,
-        };
         let asked = body.map(|body| {
-            let (id, prompts, params) = (frame.id.clone(), prompts.clone(), params.clone());
+            let (id, prompts, params) = (writer.id().to_owned(), prompts.clone(), params.clone());
             Arc::new(Asked { id, dialect, body, prompts, lead: opened, params, choices: count })
         });
         let choice = |i: usize| {
             let written = asked.as_ref().map(|_| Written::default());
-            let entries = Entries::of(dialect, &lead[i / params.n], markers.as_deref());
+            let entries = Entries::of(dialect != Dialect::Completion, &lead[i / params.n], markers.as_deref());
             Choice { written, ..Choice::new(i, entries, &shape) }
         };
         let choices = (0..count).map(choice).collect();
@@ -425,10 +423,12 @@ impl Text {
             exchange,
             received,
             params,
-            frame,
+            writer,
+            request_id,
             choices,
             tickets,
             admitted: vec![false; count],
+            cached: 0,
             prompt_tokens,
             lead,
             markers: markers.clone(),
@@ -456,8 +456,9 @@ impl Text {
         let Some(&(exchange, index)) = self.state.tickets.get(&ticket) else { return };
         let Some(job) = self.state.jobs.get_mut(&exchange) else { return };
         let outcome = match event {
-            Event::Admitted { .. } => {
+            Event::Admitted { cached, .. } => {
                 job.admitted[index] = true;
+                job.cached += if index % job.per_prompt() == 0 { u64::from(cached) } else { 0 };
                 self.shared.metrics.lock().running += 1;
                 // The pause of a job reaches only the choices that are admitted.
                 let pause = job.paused.then_some(Command::Pause(ticket));
@@ -587,6 +588,9 @@ impl Text {
             ("X-Accel-Buffering", "no".to_owned()),
         ];
         headers.extend(job.headers.iter().cloned());
+        if job.admitted.iter().step_by(job.per_prompt()).all(|admitted| *admitted) {
+            headers.push(("X-Engine-Cached-Tokens", job.cached.to_string()));
+        }
         self.send(ToFront::Open(exchange, headers));
     }
 
@@ -595,10 +599,14 @@ impl Text {
         let Some(mut job) = self.state.jobs.remove(&exchange) else { return };
         self.drop_choices(&mut job, end);
         if job.open {
-            let mut bytes = b"data: ".to_vec();
-            bytes.extend_from_slice(error.body().to_string().as_bytes());
-            bytes.extend_from_slice(b"\n\n");
-            self.send(ToFront::Break(exchange, error.status, bytes));
+            let (bytes, failed) = job.failure(error);
+            match failed {
+                Failed::Broken => self.send(ToFront::Break(exchange, error.status, bytes)),
+                Failed::Whole => {
+                    self.send(ToFront::Data(exchange, bytes));
+                    self.send(ToFront::Close(exchange));
+                }
+            }
         } else {
             self.reply(exchange, Reply::from(error));
         }
@@ -675,7 +683,8 @@ impl Text {
             let Some(job) = self.state.jobs.get_mut(&exchange) else { continue };
             if job.open {
                 job.last_sent = now;
-                self.send(ToFront::Data(exchange, b": keep-alive\n\n".to_vec()));
+                let ping = job.ping();
+                self.send(ToFront::Data(exchange, ping));
             } else {
                 self.open_stream(exchange);
             }

@@ -143,7 +143,7 @@ pub(crate) fn detokenize(body: &Map<String, Value>, model: &dyn TextModel, n_ctx
 
 /// `/apply-template`: a chat body to its prompt.
 pub(crate) fn apply_template(body: &Map<String, Value>, model: &dyn TextModel, caps: &Caps) -> Result<Reply, ApiError> {
-    schema::screen(body, schema::CHAT)?;
+    schema::screen(body, schema::CHAT_TABLES)?;
     let rendered = Chat::read(&Fields::body(body), caps)?.render(model, usize::MAX)?;
     let tokens = rendered.tokens.len();
     Ok(Reply::json(200, &Applied { prompt: rendered.text, tokens, special_spans: rendered.special_spans }))

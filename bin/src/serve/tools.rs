@@ -43,6 +43,26 @@ pub(crate) struct Tools {
     pub definitions: Value,
     /// They came as `functions`, and calls are answered as `function_call`.
     pub legacy: bool,
+    /// Where the body says what is said above.
+    pub paths: Paths,
+    /// Tools of kinds that this server does not run, left out.
+    pub dropped: Vec<String>,
+}
+
+/// Where a dialect's body says what is to be called.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Paths {
+    pub choice: &'static str,
+    /// That there is one call at most.
+    pub single: &'static str,
+    /// Behind a tool: that its schema is enforced.
+    pub strict: &'static str,
+}
+
+impl Default for Paths {
+    fn default() -> Self {
+        Self { choice: "tool_choice", single: "parallel_tool_calls", strict: "function.strict" }
+    }
 }
 
 /// Reads `tools` or `functions`, and what chooses among them.
@@ -58,37 +78,61 @@ pub(crate) fn read(body: &Fields<'_, '_>, caps: &Caps) -> Result<Option<Tools>, 
         (None, Some(list)) => Tools { legacy: true, ..read_list("functions", list, read_function)? },
         (None, None) => Tools::default(),
     };
-    let (path, choice) = match read.legacy {
-        true => ("function_call", body.get("function_call")),
-        false => ("tool_choice", body.get("tool_choice")),
-    };
-    choose(&mut read, path, choice)?;
+    if read.legacy {
+        read.paths.choice = "function_call";
+    }
+    let path = read.paths.choice;
+    choose(&mut read, path, body.get(path))?;
     read.single |= body.boolean("parallel_tool_calls")? == Some(false);
-    if read.list.is_empty() {
+    offered(read, caps)
+}
+
+/// The tools, if there are any.
+///
+/// # Errors
+/// `tools_unsupported` where the template shows none.
+pub(crate) fn offered(tools: Tools, caps: &Caps) -> Result<Option<Tools>, ApiError> {
+    if tools.list.is_empty() {
         return Ok(None);
     }
     if !caps.tools {
         return Err(ApiError::tools_unsupported());
     }
-    Ok(Some(read))
+    Ok(Some(tools))
 }
 
-/// A list of tools of some dialect; `read` makes a tool and its definition for the template.
+/// What one of a list of tools is.
+pub(crate) enum Listed {
+    /// With what the template sees.
+    Tool(Tool, Value),
+    /// A kind of tool that runs at a provider.
+    Dropped(String),
+}
+
+/// A list of tools of some dialect; `read` makes a tool and its definition for the template, or the name of one that is
+/// left out.
 pub(crate) fn read_list(
     name: &str,
     list: &[Value],
-    read: impl Fn(&Fields<'_, '_>) -> Result<(Tool, Value), ApiError>,
+    read: impl Fn(&Fields<'_, '_>) -> Result<Listed, ApiError>,
 ) -> Result<Tools, ApiError> {
     if list.len() > limits::TOOLS {
         return Err(ApiError::invalid_value(name, format!("more than {} tools", limits::TOOLS)));
     }
     let (mut tools, mut definitions): (Vec<Tool>, Vec<Value>) = (Vec::new(), Vec::new());
+    let mut dropped = Vec::new();
     for (i, item) in list.iter().enumerate() {
         let prefix = format!("{name}[{i}].");
         let Some(map) = item.as_object() else {
             return Err(ApiError::invalid_type(&format!("{name}[{i}]"), "object", type_name(item)));
         };
-        let (tool, definition) = read(&Fields::nested(map, &prefix))?;
+        let (tool, definition) = match read(&Fields::nested(map, &prefix))? {
+            Listed::Tool(tool, definition) => (tool, definition),
+            Listed::Dropped(kind) => {
+                dropped.push(kind);
+                continue;
+            }
+        };
         if tools.iter().any(|t| t.name == tool.name) {
             let message = format!("{} stands twice", quote(&tool.name));
             return Err(ApiError::invalid_value(&format!("{name}[{i}]"), message));
@@ -96,11 +140,11 @@ pub(crate) fn read_list(
         tools.push(tool);
         definitions.push(definition);
     }
-    Ok(Tools { list: tools, definitions: definitions.into(), ..Tools::default() })
+    Ok(Tools { list: tools, definitions: definitions.into(), dropped, ..Tools::default() })
 }
 
 /// One of `tools`: `{type: function, function: {..}}` or `{type: custom, custom: {..}}`.
-fn read_tool(tool: &Fields<'_, '_>) -> Result<(Tool, Value), ApiError> {
+fn read_tool(tool: &Fields<'_, '_>) -> Result<Listed, ApiError> {
     let kind = tool.string("type")?.ok_or_else(|| ApiError::missing(&tool.path("type")))?;
     if !matches!(kind, "function" | "custom") {
         let message = format!("tools of type {} are not supported", quote(kind));
@@ -111,28 +155,41 @@ fn read_tool(tool: &Fields<'_, '_>) -> Result<(Tool, Value), ApiError> {
     let fields = Fields::nested(map, &inner);
     match kind {
         "function" => {
-            let (read, _) = read_function(&fields)?;
             // As it came: key order is part of the prompt.
-            Ok((read, tool.whole()))
+            Ok(Listed::Tool(function(&fields, "parameters")?, tool.whole()))
         }
         _ => custom(&fields),
     }
 }
 
 /// A function's `name`, `description`, `parameters` and `strict`.
-pub(crate) fn read_function(function: &Fields<'_, '_>) -> Result<(Tool, Value), ApiError> {
-    function.string("description")?;
-    let tool = Tool {
-        name: name(function)?,
-        parameters: function.object("parameters")?.cloned(),
-        strict: function.boolean("strict")?.unwrap_or(false),
+fn read_function(fields: &Fields<'_, '_>) -> Result<Listed, ApiError> {
+    let tool = function(fields, "parameters")?;
+    Ok(Listed::Tool(tool, json!({"type": "function", "function": fields.whole()})))
+}
+
+/// A function whose schema is the field `schema`.
+pub(crate) fn function(fields: &Fields<'_, '_>, schema: &str) -> Result<Tool, ApiError> {
+    fields.string("description")?;
+    Ok(Tool {
+        name: name(fields)?,
+        parameters: fields.object(schema)?.cloned(),
+        strict: fields.boolean("strict")?.unwrap_or(false),
         custom: false,
-    };
-    Ok((tool, json!({"type": "function", "function": function.whole()})))
+    })
+}
+
+/// What a template sees of a function of a dialect that is not OpenAI's first.
+pub(crate) fn definition(fields: &Fields<'_, '_>, schema: &str) -> Value {
+    let mut function = Map::new();
+    for (from, to) in [("name", "name"), ("description", "description"), (schema, "parameters")] {
+        function.extend(fields.get(from).map(|value| (to.to_owned(), value.clone())));
+    }
+    json!({"type": "function", "function": function})
 }
 
 /// A custom tool: the model sees a function with one text.
-pub(crate) fn custom(fields: &Fields<'_, '_>) -> Result<(Tool, Value), ApiError> {
+pub(crate) fn custom(fields: &Fields<'_, '_>) -> Result<Listed, ApiError> {
     let name = name(fields)?;
     let description = fields.string("description")?;
     if let Some(format) = fields.object("format")? {
@@ -150,7 +207,7 @@ pub(crate) fn custom(fields: &Fields<'_, '_>) -> Result<(Tool, Value), ApiError>
     }
     definition["function"]["parameters"] = parameters.clone();
     let parameters = parameters.as_object().cloned();
-    Ok((Tool { name, parameters, strict: false, custom: true }, definition))
+    Ok(Listed::Tool(Tool { name, parameters, strict: false, custom: true }, definition))
 }
 
 /// A tool's name.
@@ -244,7 +301,7 @@ fn choose_some(tools: &mut Tools, path: &str, map: &Map<String, Value>) -> Resul
     Ok(())
 }
 
-fn find(tools: &Tools, name: &str, path: &str) -> Result<usize, ApiError> {
+pub(crate) fn find(tools: &Tools, name: &str, path: &str) -> Result<usize, ApiError> {
     let found = tools.list.iter().position(|tool| tool.name == name);
     found.ok_or_else(|| ApiError::invalid_value(path, format!("{} is no tool of this request", quote(name))))
 }

@@ -122,7 +122,7 @@ pub fn admit(
         let (request, prompt) = (requests.id(slot), submission.prompt.len());
         constraints.start(slot, submission.constraint);
         tracing::info!(%request, prompt, cached = hit.len, miss = hit.miss.map(Miss::name), "admitted");
-        outbox.push(Event::Admitted { ticket, request: requests.id(slot) });
+        outbox.push(Event::Admitted { ticket, request: requests.id(slot), cached: hit.len });
     }
     any
 }
@@ -165,7 +165,8 @@ pub(crate) fn fork(
     constraints.copy(from, to);
     counters.copy(from, to);
     ops.push(SlotOp::Fork { from: Requests::state(from), to: Requests::state(to) });
-    outbox.push(Event::Admitted { ticket, request: requests.id(to) });
+    let cached = counters.report[to.index()].cached_tokens as u32;
+    outbox.push(Event::Admitted { ticket, request: requests.id(to), cached });
     Some(to)
 }
 

@@ -42,6 +42,19 @@ impl Answer {
             .collect()
     }
 
+    /// The events of a stream of named ones, each named by its `type`; comments left out.
+    pub fn named(&self) -> Vec<Value> {
+        let text = self.text();
+        assert!(text.is_empty() || text.ends_with("\n\n"), "an event is cut: {text:?}");
+        let event = |event: &str| {
+            let (name, data) = event.split_once('\n').unwrap_or_else(|| panic!("one line: {event:?}"));
+            let data: Value = serde_json::from_str(data.strip_prefix("data: ").unwrap()).unwrap();
+            assert_eq!(name.strip_prefix("event: "), data["type"].as_str(), "{event:?}");
+            data
+        };
+        text.split("\n\n").filter(|event| !event.is_empty() && !event.starts_with(':')).map(event).collect()
+    }
+
     /// The JSON events of a complete stream, `[DONE]` checked and left out.
     pub fn chunks(&self) -> Vec<Value> {
         let mut events = self.events();

@@ -184,28 +184,28 @@ fn engine(commands: &Receiver<Command>, events: &Sender<Event>, log: &Mutex<Vec<
                     Script::Refuse(error) => events.send(Event::Refused { ticket, error }).unwrap(),
                     Script::Queue => held.push(ticket),
                     Script::Prefill => {
-                        events.send(Event::Admitted { ticket, request }).unwrap();
+                        events.send(Event::Admitted { ticket, request, cached: 0 }).unwrap();
                         held.push(ticket);
                     }
                     Script::Endless => {
-                        events.send(Event::Admitted { ticket, request }).unwrap();
+                        events.send(Event::Admitted { ticket, request, cached: 0 }).unwrap();
                         let prompt = submission.prompt.len() as u64;
                         endless.insert(ticket, Running { paused: false, prompt, said: 0 });
                     }
                     Script::Say(texts, finish) => {
-                        events.send(Event::Admitted { ticket, request }).unwrap();
+                        events.send(Event::Admitted { ticket, request, cached: 0 }).unwrap();
                         let texts: Vec<(String, Vec<TokenId>)> =
                             texts.iter().map(|text| ((*text).to_owned(), ids(text))).collect();
                         say(&submission, texts, finish, events);
                     }
                     Script::SayHidden(texts) => {
-                        events.send(Event::Admitted { ticket, request }).unwrap();
+                        events.send(Event::Admitted { ticket, request, cached: 0 }).unwrap();
                         let hidden = |text: &&str| [vec![HIDDEN], ids(text)].concat();
                         let texts = texts.iter().map(|text| ((*text).to_owned(), hidden(text))).collect();
                         say(&submission, texts, Finish::EndToken(END), events);
                     }
                     Script::SayLong(bytes) => {
-                        events.send(Event::Admitted { ticket, request }).unwrap();
+                        events.send(Event::Admitted { ticket, request, cached: 0 }).unwrap();
                         say(&submission, vec![("x".repeat(bytes), Vec::new())], Finish::EndToken(END), events);
                     }
                 }
@@ -373,7 +373,8 @@ pub fn parts(commands: Sender<Command>, events: Receiver<Event>) -> Parts {
         sampling: SamplingDefaults::default(),
     };
     let spec = SpecConfig { default: SPECULATION, menu: Menu::of(SPECULATION), mtp: MtpOffer::Absent };
-    Parts { model: Box::new(Toy), info, spec, slots: 4, commands, events, outage: Outage::default() }
+    let outage = Outage::default();
+    Parts { model: Box::new(Toy), info, spec, slots: 4, commands, events, outage, strip_billing_line: true }
 }
 
 /// The simplest body.

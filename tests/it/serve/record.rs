@@ -255,3 +255,38 @@ fn a_folder_that_cannot_be_written_is_refused() {
     let (code, _, error) = run(&[&limited[..], &["--record", folder.path().to_str().unwrap()]].concat());
     assert!(code == Some(3) && error.contains(room), "{error}");
 }
+
+/// What other dialects ask is recorded with the turns and fields of the chat that would have the same prompt.
+#[test]
+fn every_dialect_is_recorded_as_a_chat() {
+    let folder = tempfile::tempdir().unwrap();
+    let fake = Fake::recording(folder.path(), hello);
+    let system = "x-anthropic-billing-header: cch=1;\nbe brief";
+    let messages = json!({"system": system, "messages": [{"role": "user", "content": [{"type": "text", "text": "hi"}]}],
+        "thinking": {"type": "disabled"}});
+    let responses = json!({"instructions": "be brief", "input": "hi", "reasoning": {"effort": "none"}});
+    let chat = json!({"messages": [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hi"}],
+        "chat_template_kwargs": {"enable_thinking": false}});
+    let asked = [("/v1/messages", messages), ("/v1/responses", responses), ("/v1/chat/completions", chat)];
+    let ids = asked.each_ref().map(|(path, body)| {
+        let answer = ask(fake.address(), path, body);
+        assert_eq!(answer.status, 200, "{}", answer.text());
+        answer.json()["id"].clone()
+    });
+    fake.end();
+    let sessions = sessions(folder.path());
+    assert_eq!(sessions.len(), 3);
+    for ((session, id), (path, _)) in sessions.iter().zip(ids).zip(asked) {
+        assert_eq!(session.id, id);
+        let turns: Vec<(Role, &str)> = session.turns.iter().map(|t| (t.role, t.text.as_str())).collect();
+        assert_eq!(turns[..2], [(Role::System, "be brief"), (Role::User, "hi")], "{path}");
+        assert_eq!(session.turns.last().unwrap().tokens, Some(numbers("Hello, world", true)));
+        let request = &session.requests[0];
+        assert_eq!(request.prompt_tokens, sessions[2].requests[0].prompt_tokens, "{path}");
+        let settings = request.settings.as_ref().unwrap();
+        assert_eq!(
+            (&settings["endpoint"], &settings["chat_template_kwargs"]["enable_thinking"]),
+            (&json!(path), &json!(false))
+        );
+    }
+}

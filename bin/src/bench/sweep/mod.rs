@@ -143,7 +143,7 @@ fn alone(path: &Path) -> Result<File, SweepError> {
     let failed = |source| WriteError { file: path.display().to_string(), source };
     let folder = whole::folder(path);
     fs::create_dir_all(folder).map_err(failed)?;
-    let file = File::open(folder).map_err(failed)?;
+    let file = output::open(folder).map_err(failed)?;
     match file.try_lock() {
         Ok(()) => Ok(file),
         Err(TryLockError::WouldBlock) => Err(SweepError::Refused(format!(
@@ -376,6 +376,7 @@ fn best(rung: &Rung) -> String {
 mod tests {
     use super::*;
     use crate::bench::result::{Arm, Void};
+use crate::pack::output;
 
     #[test]
     fn every_strategy_keeps_its_best() {

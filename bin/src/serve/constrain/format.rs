@@ -68,10 +68,24 @@ pub(crate) fn read(body: &Fields<'_, '_>) -> Result<Option<Format>, ApiError> {
     Ok(found.map(|(_, format)| format))
 }
 
+/// The form of a dialect's own field, or the one that a field of all dialects asks for.
+///
+/// # Errors
+/// As [`read`], and where both ask.
+pub(crate) fn either(own: Option<Format>, body: &Fields<'_, '_>) -> Result<Option<Format>, ApiError> {
+    match (own, read(body)?) {
+        (Some(own), Some(other)) => {
+            let message = format!("it asks for a form, and so does {}; give one of them", other.param);
+            Err(ApiError::invalid_value(&own.param, message))
+        }
+        (own, other) => Ok(own.or(other)),
+    }
+}
+
 fn read_field(body: &Fields<'_, '_>, name: &str) -> Result<Option<Format>, ApiError> {
     Ok(match name {
         "response_format" => match body.object(name)? {
-            Some(map) => response_format(map)?,
+            Some(map) => object(map, name)?,
             None => None,
         },
         "structured_outputs" => match body.object(name)? {
@@ -89,10 +103,14 @@ fn read_field(body: &Fields<'_, '_>, name: &str) -> Result<Option<Format>, ApiEr
     })
 }
 
-fn response_format(map: &Map<String, Value>) -> Result<Option<Format>, ApiError> {
-    const PATH: &str = "response_format";
-    let fields = Fields::nested(map, "response_format.");
-    let kind = fields.string("type")?.ok_or_else(|| ApiError::missing("response_format.type"))?;
+/// The form that the object at `path` asks for, if it is another than text.
+///
+/// # Errors
+/// A field of another shape, and forms that are not known.
+pub(crate) fn object(map: &Map<String, Value>, path: &str) -> Result<Option<Format>, ApiError> {
+    let prefix = format!("{path}.");
+    let fields = Fields::nested(map, &prefix);
+    let kind = fields.string("type")?.ok_or_else(|| ApiError::missing(&fields.path("type")))?;
     let known: &[&str] = match kind {
         "text" => &["type"],
         "json_object" => &["type", "schema"],
@@ -105,23 +123,23 @@ fn response_format(map: &Map<String, Value>) -> Result<Option<Format>, ApiError>
                 "{} is not supported; there are text, json_object, json_schema, regex, choice and grammar",
                 quote(other)
             );
-            return Err(ApiError::unsupported_value("response_format.type", message));
+            return Err(ApiError::unsupported_value(&fields.path("type"), message));
         }
     };
     fields.only(known)?;
-    let needed = |name: &str| ApiError::missing(&format!("{PATH}.{name}"));
+    let needed = |name: &str| ApiError::missing(&fields.path(name));
     Ok(Some(match kind {
         "text" => return Ok(None),
         "json_object" => match fields.get("schema") {
-            Some(value) => schema(value, "response_format.schema")?,
-            None => Format::new(Form::Object, PATH),
+            Some(value) => schema(value, &fields.path("schema"))?,
+            None => Format::new(Form::Object, path),
         },
         "json_schema" => json_schema(&fields)?,
         "regex" => {
             let text = fields.string("regex")?.ok_or_else(|| needed("regex"))?;
-            Format::new(Form::Regex(text.to_owned()), "response_format.regex")
+            Format::new(Form::Regex(text.to_owned()), fields.path("regex"))
         }
-        "choice" => choice(fields.get("choice").ok_or_else(|| needed("choice"))?, "response_format.choice")?,
+        "choice" => choice(fields.get("choice").ok_or_else(|| needed("choice"))?, &fields.path("choice"))?,
         _ => {
             let text = fields.string("grammar")?.ok_or_else(|| needed("grammar"))?.to_owned();
             let form = match fields.string("syntax")?.ok_or_else(|| needed("syntax"))? {
@@ -129,10 +147,10 @@ fn response_format(map: &Map<String, Value>) -> Result<Option<Format>, ApiError>
                 "gbnf" => Form::Gbnf(text),
                 other => {
                     let message = format!("{} is not supported; there are lark and gbnf", quote(other));
-                    return Err(ApiError::unsupported_value("response_format.syntax", message));
+                    return Err(ApiError::unsupported_value(&fields.path("syntax"), message));
                 }
             };
-            Format::new(form, "response_format.grammar")
+            Format::new(form, fields.path("grammar"))
         }
     }))
 }
@@ -141,16 +159,17 @@ fn response_format(map: &Map<String, Value>) -> Result<Option<Format>, ApiError>
 /// with any object.
 fn json_schema(fields: &Fields<'_, '_>) -> Result<Format, ApiError> {
     let Some(map) = fields.object("json_schema")? else {
-        let value = fields.get("schema").ok_or_else(|| ApiError::missing("response_format.json_schema"))?;
+        let value = fields.get("schema").ok_or_else(|| ApiError::missing(&fields.path("json_schema")))?;
         fields.boolean("strict")?;
-        return schema(value, "response_format.schema");
+        return schema(value, &fields.path("schema"));
     };
-    let inner = Fields::nested(map, "response_format.json_schema.");
+    let prefix = fields.path("json_schema.");
+    let inner = Fields::nested(map, &prefix);
     inner.only(&["name", "schema", "strict", "description"])?;
     inner.string("name")?;
     inner.boolean("strict")?;
-    let value = inner.get("schema").ok_or_else(|| ApiError::missing("response_format.json_schema.schema"))?;
-    schema(value, "response_format.json_schema.schema")
+    let value = inner.get("schema").ok_or_else(|| ApiError::missing(&inner.path("schema")))?;
+    schema(value, &inner.path("schema"))
 }
 
 fn structured_outputs(map: &Map<String, Value>) -> Result<Option<Format>, ApiError> {

@@ -12,6 +12,7 @@ use crate::serve::gate::{Decision, Gate};
 use crate::serve::http::{Decoder, Head, HeadError, Method, Reply, head};
 use crate::serve::link::{Body, Exchange, Request, State, ToText};
 use crate::serve::routes::{self, Route};
+use crate::serve::shapes::Shape;
 use crate::serve::{Bounds, limits};
 
 impl Front {
@@ -69,11 +70,11 @@ impl Front {
             }),
             HeadError::OtherProtocol(text) => Reply::text(400, "text/plain; charset=utf-8", text),
         };
-        self.answer_and_close(conn, None, &reply, now);
+        self.answer_and_close(conn, None, reply, now);
     }
 
     /// Answers something that leaves the connection out of step.
-    pub(super) fn answer_and_close(&mut self, conn: &mut Conn, asked: Option<Asked>, reply: &Reply, now: Instant) {
+    pub(super) fn answer_and_close(&mut self, conn: &mut Conn, asked: Option<Asked>, reply: Reply, now: Instant) {
         conn.close = true;
         let asked = asked.unwrap_or_else(|| Asked {
             route: "other",
@@ -82,15 +83,18 @@ impl Front {
             keep_alive: false,
             request_id: self.random.id("req_"),
             allowed: self.config.origins.allow(None),
+            errors: Shape::default(),
             received: now,
         });
+        let status = reply.status;
         conn.push_reply(&asked, reply, now);
         conn.input.clear();
-        self.count(&asked, reply.status);
+        self.count(&asked, status);
         conn.next_request(now);
     }
 
     pub(super) fn count(&self, asked: &Asked, status: u16) {
+        let status = asked.errors.status(status);
         self.shared.metrics.lock().http(asked.route, asked.method.label(), status);
         let ms = asked.received.elapsed().as_millis() as u64;
         tracing::info!(id = asked.request_id, route = asked.route, status, ms, "request");
@@ -102,7 +106,8 @@ impl Front {
             Some(id) if (1..=128).contains(&id.len()) && id.bytes().all(|b| b.is_ascii_graphic()) => id.to_owned(),
             _ => self.random.id("req_"),
         };
-        let route = routes::find(routes::behind(&self.config.prefix, &head.path));
+        let path = routes::behind(&self.config.prefix, &head.path);
+        let route = routes::find(path);
         let mut asked = Asked {
             route: route.as_ref().map_or("other", Route::label),
             method: head.method,
@@ -110,6 +115,7 @@ impl Front {
             keep_alive: head.keep_alive && conn.served < self.config.bounds.requests,
             request_id,
             allowed: self.config.origins.allow(Some(&head)),
+            errors: Shape::of(path, route.as_ref().map(|_| ()), head.header("anthropic-version").is_some()),
             received: now,
         };
         let gate = Gate {
@@ -141,14 +147,15 @@ impl Front {
                 let too_long = matches!(decoder, Decoder::Length(n) if n > limits::DRAIN_BYTES as u64);
                 // A client that waits for `100 Continue` may or may not send the body now: only closing is safe.
                 if !decoder.done() && (head.expects_continue || too_long) {
-                    self.answer_and_close(conn, Some(asked), &reply, now);
+                    self.answer_and_close(conn, Some(asked), reply, now);
                     return;
                 }
                 if reply.status == 503 {
                     asked.keep_alive &= self.shared.state() == State::Loading;
                 }
-                conn.push_reply(&asked, &reply, now);
-                self.count(&asked, reply.status);
+                let status = reply.status;
+                conn.push_reply(&asked, reply, now);
+                self.count(&asked, status);
                 if decoder.done() {
                     conn.next_request(now);
                 } else {
@@ -196,7 +203,7 @@ impl Front {
         let Reading { head, route, asked, body, .. } = *reading;
         let body = Body::new(body, Arc::clone(&self.shared));
         match error {
-            Some(error) => self.answer_and_close(conn, Some(asked), &Reply::from(&error), now),
+            Some(error) => self.answer_and_close(conn, Some(asked), Reply::from(&error), now),
             None => self.dispatch(conn, index, &head, route, asked, body, now),
         }
         true
@@ -218,7 +225,7 @@ impl Front {
         let exchange = Exchange { conn: index, serial: self.serial };
         let session =
             head.header("x-session-id").map(|s| s.chars().filter(|c| c.is_ascii_graphic()).take(128).collect());
-        let request = Box::new(Request { exchange, route, body, received: now, session });
+        let request = Box::new(Request { exchange, route, body, received: now, session, id: asked.request_id.clone() });
         match self.to_text.try_send(ToText::Request(request)) {
             Ok(()) => conn.phase = Phase::Busy(Box::new(Busy { serial: self.serial, asked, open: false })),
             Err(refused) => {
@@ -226,7 +233,7 @@ impl Front {
                     TrySendError::Full(_) => ApiError::queue_full(1),
                     TrySendError::Disconnected(_) => ApiError::engine("the engine has ended"),
                 };
-                conn.push_reply(&asked, &Reply::from(&error), now);
+                conn.push_reply(&asked, Reply::from(&error), now);
                 self.count(&asked, error.status);
                 conn.next_request(now);
             }

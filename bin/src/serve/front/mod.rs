@@ -208,7 +208,7 @@ impl Front {
         let now = Instant::now();
         let mut conn = Box::new(Conn::new(stream, now, live >= most));
         if live >= most + limits::CONNECTIONS_RESERVED {
-            self.answer_and_close(&mut conn, None, &Reply::from(&ApiError::no_slot()), now);
+            self.answer_and_close(&mut conn, None, Reply::from(&ApiError::no_slot()), now);
             if self.turned_away == limits::CONNECTIONS_TURNED_AWAY {
                 // Nobody waits until it has read that: what it sends in the meantime may cost it the answer.
                 let _ = conn.flush(now);
@@ -394,7 +394,10 @@ impl Front {
             let Phase::Busy(busy) = &conn.phase else { continue };
             let exchange = Exchange { conn: index, serial: busy.serial };
             let answer = match busy.open {
-                true => ToFront::Break(exchange, error.status, format!("data: {}\n\n", error.body()).into_bytes()),
+                true => {
+                    let last = busy.asked.errors.event(&error, &busy.asked.request_id);
+                    ToFront::Break(exchange, error.status, last)
+                }
                 false => ToFront::Reply(exchange, Reply::from(&error), None),
             };
             self.answer(exchange, answer);
@@ -413,8 +416,8 @@ impl Front {
         match answer {
             ToFront::Reply(_, reply, held) => {
                 conn.held = held;
-                conn.push_reply(&asked, &reply, now);
                 over = Some(reply.status);
+                conn.push_reply(&asked, reply, now);
             }
             ToFront::Open(_, headers) => {
                 busy.open = true;
@@ -483,12 +486,12 @@ impl Front {
         match &mut conn.phase {
             Phase::Head { started: false, .. } | Phase::Linger { .. } => return self.bury(*conn, index),
             Phase::Head { .. } => {
-                self.answer_and_close(&mut conn, None, &Reply::from(&ApiError::timeout("the request head")), now);
+                self.answer_and_close(&mut conn, None, Reply::from(&ApiError::timeout("the request head")), now);
             }
             Phase::Body(reading) => {
                 self.shared.bodies_less(reading.body.len());
                 let asked = reading.asked.clone();
-                self.answer_and_close(&mut conn, Some(asked), &Reply::from(&ApiError::timeout("the body")), now);
+                self.answer_and_close(&mut conn, Some(asked), Reply::from(&ApiError::timeout("the body")), now);
             }
             Phase::Drain { .. } => {
                 conn.close = true;

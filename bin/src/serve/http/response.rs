@@ -5,6 +5,7 @@ use std::fmt::Write as _;
 use serde::Serialize;
 
 use crate::serve::error::ApiError;
+use crate::serve::shapes::Shape;
 
 /// A whole answer, before the connection adds its own headers.
 #[derive(Clone, PartialEq, Debug)]
@@ -12,6 +13,8 @@ pub(crate) struct Reply {
     pub status: u16,
     pub headers: Vec<(&'static str, String)>,
     pub body: Vec<u8>,
+    /// The error that it tells, in OpenAI's shape until [`Reply::in_shape`].
+    pub error: Option<Box<ApiError>>,
 }
 
 impl Reply {
@@ -19,23 +22,32 @@ impl Reply {
     pub(crate) fn json(status: u16, body: &impl Serialize) -> Self {
         let headers = vec![("Content-Type", "application/json; charset=utf-8".to_owned())];
         // No body has keys but strings, or numbers that are not finite.
-        Self { status, headers, body: serde_json::to_vec(body).expect("an answer serialises") }
+        Self { status, headers, body: serde_json::to_vec(body).expect("an answer serialises"), error: None }
     }
 
     /// Plain text, for clients that do not speak HTTP/1 and for metrics.
     pub(crate) fn text(status: u16, content_type: &str, body: impl Into<String>) -> Self {
         let headers = vec![("Content-Type", content_type.to_owned())];
-        Self { status, headers, body: body.into().into_bytes() }
+        Self { status, headers, body: body.into().into_bytes(), error: None }
     }
 
     /// 204.
     pub(crate) fn empty() -> Self {
-        Self { status: 204, headers: Vec::new(), body: Vec::new() }
+        Self { status: 204, headers: Vec::new(), body: Vec::new(), error: None }
     }
 
     /// Adds a header.
     pub(crate) fn with(mut self, name: &'static str, value: impl Into<String>) -> Self {
         self.headers.push((name, value.into()));
+        self
+    }
+
+    /// An error as its client knows errors.
+    pub(crate) fn in_shape(mut self, shape: Shape, request_id: &str) -> Self {
+        if let Some(error) = &self.error {
+            self.status = shape.status(error.status);
+            self.body = Self::json(self.status, &shape.body(error, request_id)).body;
+        }
         self
     }
 }
@@ -55,6 +67,7 @@ impl From<&ApiError> for Reply {
         if error.status == 401 {
             reply = reply.with("WWW-Authenticate", "Bearer");
         }
+        reply.error = Some(Box::new(error.clone()));
         reply
     }
 }
@@ -125,6 +138,7 @@ fn reason(status: u16) -> &'static str {
         500 => "Internal Server Error",
         501 => "Not Implemented",
         503 => "Service Unavailable",
+        529 => "Overloaded",
         _ => "Unknown",
     }
 }

@@ -58,7 +58,7 @@ fn shape(style: ToolStyle, reasoning: ReasoningFormat) -> Arc<Shape> {
     let kinds = Kinds::new([("ls", schema.as_object()), ("note", None)]);
     let think = Some(("<think>", "</think>"));
     let custom = ["note".to_owned()].into();
-    Arc::new(Shape { reasoning, think, style, kinds, custom, legacy: false, id: "call_" })
+    Arc::new(Shape { reasoning, think, style, kinds, custom, id: "call_" })
 }
 
 fn markers(style: ToolStyle, thinks: bool) -> Markers {
@@ -97,7 +97,7 @@ fn run(text: &str, shape: &Arc<Shape>, markers: &Markers, stops: &[&str], cut: b
     assembler.finish(cut, &mut random).iter().for_each(|part| add(&mut items, part));
     // Ids are drawn; what is compared is the rest.
     for item in &mut items {
-        if let Item::Call(call, _) = item {
+        if let Item::Call { call, .. } = item {
             assert!(std::mem::take(&mut call.id).starts_with("call_"));
         }
     }
@@ -114,7 +114,7 @@ fn content(text: &str) -> Item {
 
 fn call(index: usize, name: &str, arguments: &str) -> Item {
     let call = Call { index, id: String::new(), name: name.to_owned(), custom: name == "note" };
-    Item::Call(call, arguments.to_owned())
+    Item::Call { call, arguments: arguments.to_owned(), whole: true }
 }
 
 #[test]
