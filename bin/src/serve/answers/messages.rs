@@ -172,10 +172,17 @@ impl Writer for MessageWriter {
 
     fn whole(&mut self, scene: &Scene<'_>) -> Map<String, Value> {
         let choice = &scene.choices[0];
-        let lead = Some(scene.lead_of(0)).filter(|lead| !lead.is_empty()).map(|lead| Part::Content(lead.to_owned()));
-        let mut items = Vec::new();
-        lead.iter().for_each(|part| crate::serve::parts::add(&mut items, part));
-        let content: Vec<Value> = items.iter().chain(&choice.items).map(|item| self.block(item)).collect();
+        let mut items = Vec::with_capacity(choice.items.len() + 1);
+        if !scene.lead_of(0).is_empty() {
+            items.push(Item::Content(scene.lead_of(0).to_owned()));
+        }
+        for item in &choice.items {
+            match (items.last_mut(), item) {
+                (Some(Item::Content(text)), Item::Content(more)) => text.push_str(more),
+                _ => items.push(item.clone()),
+            }
+        }
+        let content: Vec<Value> = items.iter().map(|item| self.block(item)).collect();
         let reason = stop_reason(choice, &scene.params.stop_text);
         let mut usage = usage(scene.stats().counts());
         usage["service_tier"] = "standard".into();

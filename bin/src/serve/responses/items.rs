@@ -20,7 +20,7 @@ pub(super) fn read(list: &[Value], out: &mut Vec<Message>) -> Result<(), ApiErro
         let (at, map) = item?;
         let prefix = format!("{at}.");
         let item = Fields::nested(map, &prefix);
-        let message = read_item(&item, map, &at)?;
+        let Some(message) = read_item(&item, map, &at)? else { continue };
         if message.role != Role::Assistant {
             ids.clear();
         }
@@ -38,26 +38,30 @@ fn required<'a>(item: &Fields<'a, '_>, name: &str) -> Result<&'a str, ApiError> 
     item.string(name)?.ok_or_else(|| ApiError::missing(&item.path(name)))
 }
 
-fn read_item(item: &Fields<'_, '_>, map: &Map<String, Value>, at: &str) -> Result<Message, ApiError> {
-    match item.string("type")? {
-        Some("message") => read_message(item, at),
-        None if item.get("role").is_some() => read_message(item, at),
-        None => Err(ApiError::missing(&item.path("type"))),
+/// `None`: nothing of it is left.
+fn read_item(item: &Fields<'_, '_>, map: &Map<String, Value>, at: &str) -> Result<Option<Message>, ApiError> {
+    Ok(Some(match item.string("type")? {
+        Some("message") => read_message(item, at)?,
+        None if item.get("role").is_some() => read_message(item, at)?,
+        None => return Err(ApiError::missing(&item.path("type"))),
         Some("reasoning") => {
-            let reasoning = Some(read_reasoning(item)?).filter(|text| !text.is_empty());
-            Ok(Message { reasoning, ..Message::new(Role::Assistant, "", at) })
+            let reasoning = read_reasoning(item)?;
+            if reasoning.is_empty() {
+                return Ok(None);
+            }
+            Message { reasoning: Some(reasoning), ..Message::new(Role::Assistant, "", at) }
         }
         Some("function_call") => {
             let (id, name) = (required(item, "call_id")?, required(item, "name")?);
             let arguments = item.string("arguments")?.unwrap_or_default();
             let call = Call::of_text(id.to_owned(), name, arguments, &item.path("arguments"))?;
-            Ok(Message { calls: vec![call], ..Message::new(Role::Assistant, "", at) })
+            Message { calls: vec![call], ..Message::new(Role::Assistant, "", at) }
         }
         Some("custom_tool_call") => {
             let (id, name) = (required(item, "call_id")?, required(item, "name")?);
             let input = Map::from_iter([("input".to_owned(), required(item, "input")?.into())]);
             let call = Call::of_object(id.to_owned(), name, input);
-            Ok(Message { calls: vec![call], ..Message::new(Role::Assistant, "", at) })
+            Message { calls: vec![call], ..Message::new(Role::Assistant, "", at) }
         }
         Some("function_call_output" | "custom_tool_call_output") => {
             let id = required(item, "call_id")?;
@@ -65,13 +69,13 @@ fn read_item(item: &Fields<'_, '_>, map: &Map<String, Value>, at: &str) -> Resul
             let output = map.get("output").filter(|v| !v.is_null()).ok_or_else(|| ApiError::missing(&path))?;
             let text = conversation::read_content(output, &path, Role::Tool, &mut None)?;
             let answers = Answers { id: id.to_owned(), at: item.path("call_id") };
-            Ok(Message { answers: Some(answers), ..Message::new(Role::Tool, text, at) })
+            Message { answers: Some(answers), ..Message::new(Role::Tool, text, at) }
         }
         Some(other) => {
             let message = format!("items of type {} are not supported", quote(other));
-            Err(ApiError::message_rule("unsupported_item", &item.path("type"), message))
+            return Err(ApiError::message_rule("unsupported_item", &item.path("type"), message));
         }
-    }
+    }))
 }
 
 fn read_message(item: &Fields<'_, '_>, at: &str) -> Result<Message, ApiError> {

@@ -76,8 +76,10 @@ fn items_become_messages() {
         json!({"input": [
             {"type": "reasoning", "summary": [], "content": null, "encrypted_content": "x"},
             {"role": "assistant", "content": "a"},
+            {"type": "reasoning", "summary": [], "encrypted_content": "x"},
+            {"role": "user", "content": "b"},
         ]}),
-        "assistant:a",
+        "assistant:a | user:b",
     );
 }
 
