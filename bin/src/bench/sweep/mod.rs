@@ -27,6 +27,7 @@ use super::report::doc::{Doc, NoResult};
 use super::result::{BenchResult, CostFacts, Settings};
 use super::whole::{self, WriteError};
 use crate::menu::BUILT_IN;
+use crate::pack::output;
 use crate::report;
 use facts::{Cell, Rung, SweepFacts};
 use grid::{Axis, Grid, label};
@@ -376,7 +377,6 @@ fn best(rung: &Rung) -> String {
 mod tests {
     use super::*;
     use crate::bench::result::{Arm, Void};
-use crate::pack::output;
 
     #[test]
     fn every_strategy_keeps_its_best() {
