@@ -284,6 +284,32 @@ pub enum AdmitError {
     Draining,
 }
 
+/// Who proposed a committed token.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, Serialize, Deserialize)]
+#[repr(u8)]
+pub enum Origin {
+    /// The target's own choice.
+    Target,
+    /// The MTP block.
+    Mtp,
+    /// The suffix index.
+    Suffix,
+    /// A rule that left nothing else.
+    Forced,
+}
+
+impl Origin {
+    /// The name in answers.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Target => "target",
+            Self::Mtp => "mtp",
+            Self::Suffix => "suffix",
+            Self::Forced => "forced",
+        }
+    }
+}
+
 /// Log-probabilities of one committed token.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct TokenLogprob {
@@ -314,6 +340,10 @@ pub enum Event {
         ticket: Ticket,
         /// Committed ids, end token included.
         tokens: Vec<TokenId>,
+        /// Who proposed each of them.
+        origins: Vec<Origin>,
+        /// Drafts of the step that committed them.
+        drafted: u32,
         /// Text released by the output state: whole characters, nothing of a possible stop string. Invalid byte
         /// sequences are already U+FFFD.
         said: Said,

@@ -53,6 +53,13 @@ pub struct Markers {
 const OPENING_BYTES: usize = 256;
 
 impl Markers {
+    /// All tokens that mark something.
+    pub fn tokens(&self) -> Vec<TokenId> {
+        let pair = |(start, end)| [Some(start), end];
+        let reasoning = self.reasoning.map(|(start, end)| (start, Some(end)));
+        reasoning.into_iter().chain(self.call).flat_map(pair).flatten().collect()
+    }
+
     /// The channel of the text's first byte.
     pub fn first(&self) -> Channel {
         if self.thinks { Channel::Reasoning } else { Channel::Content }

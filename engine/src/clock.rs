@@ -9,7 +9,7 @@ pub trait Clock: Send {
 }
 
 /// The machine's monotonic clock, counted from its making.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 pub struct Monotonic(Instant);
 
 impl Default for Monotonic {

@@ -8,6 +8,7 @@ use crossbeam::channel::{Receiver, Sender, bounded};
 use crate::api::{Command, Event};
 use crate::clock::Clock;
 use crate::cost::Cost;
+use crate::gauges::Gauges;
 use crate::limits::{Limits, LimitsError};
 use crate::pieces::Pieces;
 use crate::schedule::{Dead, Ready, Schedule};
@@ -42,6 +43,8 @@ pub struct EngineHandle {
     pub commands: Sender<Command>,
     /// Events from it; bounded. Disconnects when the engine has ended, however it did.
     pub events: Receiver<Event>,
+    /// What it looks like, tick by tick.
+    pub gauges: Arc<Gauges>,
     thread: JoinHandle<Result<(), Dead>>,
 }
 
@@ -88,6 +91,7 @@ pub fn start(
     let (commands, inbox) = bounded(commands_max(limits));
     let (sender, events) = bounded(limits.events);
     let mut world = Box::new(World::new(ledger, executor, clock, inbox, sender));
+    let gauges = world.gauges();
     let ready = Ready::start(settings.schedule).map_err(StartError::Thread)?;
     let run = move || {
         if measured {
@@ -96,5 +100,5 @@ pub fn start(
         ready.run(world)
     };
     let thread = Builder::new().name(Thread::Commit.name().to_owned()).spawn(run).map_err(StartError::Thread)?;
-    Ok(EngineHandle { commands, events, thread })
+    Ok(EngineHandle { commands, events, gauges, thread })
 }

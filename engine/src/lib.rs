@@ -9,6 +9,7 @@ pub mod constraint;
 pub mod cost;
 pub mod engine;
 pub mod exec;
+pub mod gauges;
 pub mod ids;
 pub mod limits;
 pub mod memory;

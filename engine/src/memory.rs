@@ -15,6 +15,7 @@ use serde::Serialize;
 
 use crate::api::{Command, Event};
 use crate::exec::{self, ExecOptions};
+use crate::gauges::Gauges;
 use crate::ids::TokenId;
 use crate::limits::{Limits, LimitsError};
 use crate::model::load::{Repack, repacked};
@@ -33,6 +34,7 @@ use crate::tables::requests::Requests;
 use crate::tables::suffix::Suffix;
 use crate::tables::survival::Survival;
 use crate::tables::tokens::Tokens;
+use crate::tables::totals::Totals;
 use crate::tables::windows::Windows;
 
 /// How bytes are held.
@@ -283,6 +285,8 @@ fn ledger(limits: &Limits, vocab: usize, stateful: bool) -> Vec<Part> {
         Plans::bytes_for(slots),
         Windows::bytes_for(slots, window_max),
         Outbox::bytes_for(slots),
+        Totals::bytes_for(slots),
+        Gauges::bytes_for(slots),
     ];
     // A place of a bounded channel is a message and its stamp.
     let place = |message: usize| message + size_of::<usize>();

@@ -367,6 +367,8 @@ pub struct Shape {
     pub recurrent: bool,
     /// Hidden rows a sequence may have pending before its MTP cache must catch up; 0 without an MTP block.
     pub hidden_rows: usize,
+    /// Bytes of a checkpoint.
+    pub checkpoint_bytes: usize,
 }
 
 /// Runs steps. Owns payload only: weights, KV pages, recurrent states and their logs, MTP cache, hidden rings, logits.

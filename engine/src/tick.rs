@@ -21,6 +21,28 @@ pub enum System {
     Emit,
 }
 
+impl System {
+    /// How many there are.
+    pub const COUNT: usize = Self::Emit as usize + 1;
+
+    /// The name in metrics.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Intake => "intake",
+            Self::Admit => "admit",
+            Self::IndexSuffix => "index_suffix",
+            Self::Plan => "plan",
+            Self::DraftMtp => "draft_mtp",
+            Self::ExtendSuffix => "extend_suffix",
+            Self::Prefill => "prefill",
+            Self::Verify => "verify",
+            Self::Commit => "commit",
+            Self::Retire => "retire",
+            Self::Emit => "emit",
+        }
+    }
+}
+
 /// The threads that the world visits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[expect(missing_docs, reason = "named after what runs on them")]
@@ -49,7 +71,7 @@ impl Thread {
 }
 
 /// The tick: every system in order, and its thread under the full schedule.
-pub const TICK: [(System, Thread); 11] = [
+pub const TICK: [(System, Thread); System::COUNT] = [
     (System::Intake, Thread::Commit),
     (System::Admit, Thread::Commit),
     (System::IndexSuffix, Thread::Suffix),

@@ -7,6 +7,7 @@ use crossbeam::channel::{Receiver, Select, Sender};
 use crate::api::{Command, Event};
 use crate::clock::Clock;
 use crate::cost::{COST_ROWS, Cost};
+use crate::gauges::{Gauges, Snapshot};
 use crate::ids::{Slot, StateSlot, Ticket, TokenId};
 use crate::limits::{Limits, LimitsError, MTP_TOKENS_DEFAULT};
 use crate::pieces::Pieces;
@@ -24,6 +25,7 @@ use crate::tables::requests::{Phase, Requests};
 use crate::tables::suffix::Suffix;
 use crate::tables::survival::Survival;
 use crate::tables::tokens::Tokens;
+use crate::tables::totals::Totals;
 use crate::tables::waiting::Waiting;
 use crate::tables::windows::Windows;
 use crate::tick::System;
@@ -60,7 +62,9 @@ pub struct Ledger {
     pub plans: Plans,
     pub windows: Windows,
     pub outbox: Outbox,
+    pub totals: Totals,
     pub cost: Cost,
+    pub(crate) suffix_bytes: u64,
     history: History,
     draft: Vec<TokenId>,
     /// The Executor's, when the prefix cache was last looked at.
@@ -94,6 +98,8 @@ impl Ledger {
             plans: Plans::new(slots),
             windows: Windows::new(slots, limits.window_max),
             outbox: Outbox::new(slots, limits.events),
+            totals: Totals::new(slots),
+            suffix_bytes: Suffix::bytes_for(slots, context) as u64,
             cost: Cost::default(),
             history: History::new(shape.vocab),
             draft: Vec::new(),
@@ -158,6 +164,9 @@ pub struct World {
     moved: bool,
     /// What [`World::decode_ns`] tells.
     decode_ns: u64,
+    /// What the world shows of itself, and where that is made.
+    gauges: Arc<Gauges>,
+    snapshot: Snapshot,
 }
 
 impl World {
@@ -169,7 +178,9 @@ impl World {
         inbox: Receiver<Command>,
         events: Sender<Event>,
     ) -> Self {
-        Self {
+        let gauges = Arc::new(Gauges::new(&ledger.limits));
+        let mut world = Self {
+            snapshot: Snapshot::new(ledger.limits.slots),
             ledger,
             executor,
             step: Step::default(),
@@ -179,11 +190,34 @@ impl World {
             events,
             moved: false,
             decode_ns: 0,
-        }
+            gauges,
+        };
+        world.publish();
+        world
+    }
+
+    /// What the world shows of itself, tick by tick.
+    pub fn gauges(&self) -> Arc<Gauges> {
+        Arc::clone(&self.gauges)
+    }
+
+    fn publish(&mut self) {
+        self.snapshot.take(&self.ledger, self.clock.now_ns());
+        self.gauges.publish(&mut self.snapshot);
     }
 
     /// Runs one system.
     pub fn run(&mut self, system: System) {
+        let from_ns = self.clock.now_ns();
+        self.run_untimed(system);
+        self.ledger.totals.system_ns[system as usize] += self.clock.now_ns().saturating_sub(from_ns);
+    }
+
+    fn run_untimed(&mut self, system: System) {
+        if system == System::Emit {
+            // First, so that whoever hears of an end finds nothing held for it any more.
+            self.publish();
+        }
         let Self { ledger: l, executor, step, result, clock, .. } = self;
         let clock = clock.as_ref();
         let executor = executor.as_mut();
@@ -246,7 +280,7 @@ impl World {
             ),
             System::DraftMtp => {
                 result.clear();
-                systems::draft_mtp::draft_mtp(
+                let rows = systems::draft_mtp::draft_mtp(
                     &mut l.requests,
                     &l.tokens,
                     &l.pages,
@@ -261,6 +295,7 @@ impl World {
                     step,
                     result,
                 );
+                l.totals.drafted(rows, result);
                 self.decode_ns = result.times.draft_ns;
             }
             System::ExtendSuffix => systems::extend_suffix::extend_suffix(
@@ -304,6 +339,7 @@ impl World {
                     step,
                     result,
                 );
+                l.totals.passed(&step.trunk, result);
                 let prompt = step.trunk.source.first() == Some(&Source::Prompt);
                 let pass_ns = result.times.trunk_ns + result.times.choose_ns;
                 self.decode_ns = if prompt || pass_ns == 0 { 0 } else { self.decode_ns + pass_ns };
@@ -332,6 +368,8 @@ impl World {
                 if result.fault.contains(&Some(Fault::Lost)) {
                     l.prefix.forget_all(&mut l.pages, &mut step.ops);
                 }
+                let prompt_rows = step.trunk.source.iter().take_while(|source| **source == Source::Prompt).count();
+                l.totals.committed(&l.requests, prompt_rows, !step.trunk.token.is_empty());
                 step.trunk.clear();
             }
             System::Retire => {
@@ -414,7 +452,7 @@ impl World {
         let (requests, tokens, pages, outbox) = (&mut l.requests, &mut l.tokens, &mut l.pages, &mut l.outbox);
         let (suffix, survival, outputs) = (&mut l.suffix, &mut l.survival, &mut l.outputs);
         let (constraints, counters) = (&mut l.constraints, &mut l.counters);
-        systems::admit::fork(
+        let to = systems::admit::fork(
             from,
             ticket,
             choice,
@@ -428,7 +466,9 @@ impl World {
             counters,
             outbox,
             ops,
-        )
+        )?;
+        l.totals.copy(from.index(), to.index());
+        Some(to)
     }
 
     /// Measures what trunk passes of a few rows and an MTP chain take, for the adaptive window. Runs throw-away passes on row 0.

@@ -193,6 +193,7 @@ impl ScriptedServer {
             mtp: false,
             recurrent: false,
             hidden_rows: 0,
+            checkpoint_bytes: 0,
         };
         let (pages, row) = (HashMap::new(), Vec::new());
         let scratch = Scratch::default();

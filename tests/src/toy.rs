@@ -10,7 +10,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crossbeam::channel::{Receiver, Sender, bounded};
 use engine::accept;
-use engine::api::{Command, Event, Finish, Report, Speculation, Strategy, Submission, TokenLogprob, WindowPolicy};
+use engine::api::{
+    Command, Event, Finish, Origin, Report, Speculation, Strategy, Submission, TokenLogprob, WindowPolicy,
+};
 use engine::clock::Clock;
 use engine::constraint::Allowed;
 use engine::ids::{CheckpointId, PageId, RequestId, Slot, StateSlot, Ticket, TokenId};
@@ -180,6 +182,7 @@ impl Toy {
             mtp: config.hidden_rows > 0,
             recurrent: !config.plain,
             hidden_rows: config.hidden_rows,
+            checkpoint_bytes: size_of::<State>(),
         };
         Self {
             shape,
@@ -636,6 +639,10 @@ pub struct Heard {
     pub cancelled: Option<Report>,
     /// The refusal, if it was one.
     pub refused: Option<engine::api::AdmitError>,
+    /// Who proposed each token of the deltas.
+    pub origins: Vec<Origin>,
+    /// Drafts of the steps of the deltas.
+    pub drafted: u64,
     /// Tick of every delta.
     pub ticks: Vec<u64>,
     /// KV pages held and free, as they were said.
@@ -649,7 +656,10 @@ pub fn hear(heard: &mut BTreeMap<Ticket, Heard>, event: Event, tick: u64) {
     assert!(!ended, "an event after the last: {event:?}");
     match event {
         Event::Admitted { request, .. } => assert!(h.request.replace(request).is_none()),
-        Event::Delta { tokens, said, logprobs, .. } => {
+        Event::Delta { tokens, origins, drafted, said, logprobs, .. } => {
+            assert_eq!(origins.len(), tokens.len(), "every token is somebody's");
+            h.origins.extend(origins);
+            h.drafted += u64::from(drafted);
             h.outcome.tokens.extend(tokens);
             h.outcome.text.push_str(&said.text);
             h.outcome.logprobs.extend(logprobs);
@@ -658,6 +668,10 @@ pub fn hear(heard: &mut BTreeMap<Ticket, Heard>, event: Event, tick: u64) {
         Event::Pages { held, free, .. } => h.pages.push((held, free)),
         Event::Finished { finish, report, .. } => {
             h.outcome.finish = Some(finish);
+            let of = |origin: Origin| h.origins.iter().filter(|o| **o == origin).count() as u64;
+            let counted = (report.mtp.accepted, report.suffix.accepted, report.forced, report.first + report.bonus);
+            let said = (of(Origin::Mtp), of(Origin::Suffix), of(Origin::Forced), of(Origin::Target));
+            assert_eq!(said, counted, "who proposed what, in the deltas and in the report");
             h.report = Some(*report);
         }
         Event::Cancelled { tokens, said, report, .. } => {

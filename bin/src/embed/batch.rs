@@ -58,7 +58,7 @@ pub fn run_all(handle: &EngineHandle, submissions: Vec<Submission>) -> Result<Ve
         match handle.events.recv().map_err(|_| EmbedError::Dead)? {
             // Cancelled are only the members of a batch that was refused; pages are said to who asks.
             Event::Admitted { .. } | Event::Cancelled { .. } | Event::Pages { .. } => {}
-            Event::Delta { ticket, tokens, said, logprobs } => {
+            Event::Delta { ticket, tokens, said, logprobs, .. } => {
                 if let Some(&i) = index.get(&ticket) {
                     partial[i].0.extend(tokens);
                     partial[i].1.push_str(&said.text);

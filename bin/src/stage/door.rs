@@ -225,7 +225,15 @@ mod tests {
             numbers: Vec::new(),
             stage: Stage::whole(2),
         };
-        let shape = Shape { vocab: 1, hidden_width: 1, context_train: 1, mtp: false, recurrent: false, hidden_rows: 0 };
+        let shape = Shape {
+            vocab: 1,
+            hidden_width: 1,
+            context_train: 1,
+            mtp: false,
+            recurrent: false,
+            hidden_rows: 0,
+            checkpoint_bytes: 0,
+        };
         Accepted { facts, shape, mtp: String::new() }
     }
 

@@ -182,8 +182,8 @@ impl Accepted {
     /// Appends it.
     pub fn put(&self, out: &mut Vec<u8>) {
         self.facts.put(out);
-        let Shape { vocab, hidden_width, context_train, mtp, recurrent, hidden_rows } = self.shape;
-        for number in [vocab, hidden_width, context_train, hidden_rows] {
+        let Shape { vocab, hidden_width, context_train, mtp, recurrent, hidden_rows, checkpoint_bytes } = self.shape;
+        for number in [vocab, hidden_width, context_train, hidden_rows, checkpoint_bytes] {
             out.put_u64(number as u64);
         }
         out.put_u8(u8::from(mtp));
@@ -205,8 +205,9 @@ impl Accepted {
         };
         let (vocab, hidden_width) = (number("the vocabulary")?, number("the hidden row")?);
         let (context_train, hidden_rows) = (number("the model's context")?, number("hidden rows")?);
+        let checkpoint_bytes = number("a checkpoint")?;
         let (mtp, recurrent) = (take.flag("the flag of the MTP block")?, take.flag("the flag of recurrent states")?);
-        let shape = Shape { vocab, hidden_width, context_train, mtp, recurrent, hidden_rows };
+        let shape = Shape { vocab, hidden_width, context_train, mtp, recurrent, hidden_rows, checkpoint_bytes };
         let out = Self { facts, shape, mtp: take.text("the state of the MTP block", REASON_BYTES)? };
         take.end().map(|()| out)
     }

@@ -101,6 +101,7 @@ impl CpuExecutor {
             mtp,
             recurrent,
             hidden_rows,
+            checkpoint_bytes: sizes::checkpoint_bytes(&model.program, &limits),
         };
         Self {
             machine: Machine::new(&model, &limits, &options, pool),

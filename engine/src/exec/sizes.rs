@@ -82,7 +82,7 @@ impl LogitSizes {
 }
 
 /// Bytes of a saved sequence, its pages not counted.
-fn checkpoint_bytes(program: &Program, limits: &Limits) -> usize {
+pub fn checkpoint_bytes(program: &Program, limits: &Limits) -> usize {
     let saved = Recurrent::history_bytes(&program.recurrent, limits).saved;
     saved + if program.mtp.is_some() { size_of::<f32>() * program.width(program.hidden) } else { 0 }
 }

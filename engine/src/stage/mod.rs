@@ -47,7 +47,8 @@ pub fn whole_shape(first: &Shape, last: &Shape, agreed: &Agreed) -> Result<Shape
     if !(1..=most).contains(&width) {
         return Err(format!("stage 1 says hidden rows of {width} floats, and 1 to {most} are expected"));
     }
-    Ok(Shape { recurrent: first.recurrent || last.recurrent, ..last.clone() })
+    let checkpoint_bytes = first.checkpoint_bytes.saturating_add(last.checkpoint_bytes);
+    Ok(Shape { recurrent: first.recurrent || last.recurrent, checkpoint_bytes, ..last.clone() })
 }
 
 /// The capacities that both stages agree on: they bound every length of a message.

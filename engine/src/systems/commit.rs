@@ -4,7 +4,7 @@
 //! Leaves true: in decode `kv_len == token_len - 1`; the identities of the report; pages past the anchor are free.
 
 use crate::accept::{self, Fate};
-use crate::api::{Finish, TokenLogprob};
+use crate::api::{Finish, Origin, TokenLogprob};
 use crate::channels::Said;
 use crate::ids::{Slot, TokenId};
 use crate::limits::Limits;
@@ -143,6 +143,7 @@ fn walk(
     let drafts = windows.drafts(row);
     let agreed = result.accepted[segment];
     assert!(agreed as usize <= drafts.len(), "{slot}: {agreed} of {} drafts accepted", drafts.len());
+    outbox.drafted[s] += drafts.len() as u32;
     let mut walk = Walk { agreed, accepted: 0, bonus: false, reasoning: 0, finish: None };
     let accepted = drafts[..agreed as usize].iter().copied();
     for (i, token) in accepted.chain([result.next[segment]]).enumerate() {
@@ -164,6 +165,11 @@ fn walk(
         }
         requests.last_ns[s] = now_ns;
         outbox.tokens[s].push(token);
+        outbox.origins[s].push(match own {
+            true => Origin::Target,
+            false if (i as u32) < windows.mtp_len[row] => Origin::Mtp,
+            false => Origin::Suffix,
+        });
         if requests.logprobs[s].is_some() {
             let top = &result.top[result.top_start[rule + i] as usize..result.top_start[rule + i + 1] as usize];
             let logprob = result.logprob[rule + i];

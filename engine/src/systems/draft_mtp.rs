@@ -17,7 +17,7 @@ use crate::tables::tokens::Tokens;
 use crate::tables::windows::Windows;
 use crate::{cost::Cost, pieces::Pieces};
 
-/// Catches up and drafts; `step.ops` goes out with the call, if there is one.
+/// Catches up and drafts; `step.ops` goes out with the call, if there is one. Returns the rows that it had.
 #[expect(clippy::too_many_arguments, reason = "the borrowed columns are the access declaration")]
 pub fn draft_mtp(
     requests: &mut Requests,
@@ -33,9 +33,9 @@ pub fn draft_mtp(
     executor: &mut dyn Executor,
     step: &mut Step,
     result: &mut StepResult,
-) {
+) -> usize {
     if !shape.mtp {
-        return;
+        return 0;
     }
     let work = &mut step.mtp;
     assert!(work.state.is_empty());
@@ -59,10 +59,11 @@ pub fn draft_mtp(
         }
     }
     if work.state.is_empty() {
-        return;
+        return 0;
     }
     executor.run(step, result);
     step.ops.clear();
+    let rows = step.mtp.token.len() + result.draft.len();
 
     let deepest = step.mtp.depth.iter().copied().max().unwrap_or(0);
     let wanted: u32 = step.mtp.depth.iter().sum();
@@ -85,6 +86,7 @@ pub fn draft_mtp(
         report.mtp_draft_ns += result.times.draft_ns * u64::from(depth) / u64::from(wanted);
     }
     step.mtp.clear();
+    rows
 }
 
 /// Drafts worth verifying: up to the first end token, and none that the target cannot choose.

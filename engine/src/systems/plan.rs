@@ -240,6 +240,7 @@ fn preempt(slot: Slot, requests: &mut Requests, pages: &mut Pages, counters: &mu
     requests.kv_len[s] = 0;
     requests.mtp_len[s] = 0;
     counters.report[s].preempted += 1;
+    counters.preempted += 1;
 }
 
 fn track_stalls(requests: &mut Requests, counters: &mut Counters, now_ns: u64) {

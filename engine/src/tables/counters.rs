@@ -10,12 +10,14 @@ pub struct Counters {
     window_max: usize,
     /// Per slot: the report in the making.
     pub report: Vec<Report>,
+    /// Times a row was preempted, ever.
+    pub preempted: u64,
 }
 
 impl Counters {
     /// Zeroes, with histograms up to `window_max` drafts.
     pub fn new(slots: usize, window_max: usize) -> Self {
-        Self { window_max, report: vec![Self::zero(window_max); slots] }
+        Self { window_max, report: vec![Self::zero(window_max); slots], preempted: 0 }
     }
 
     /// Bytes of [`Self::new`].

@@ -11,5 +11,6 @@ pub mod requests;
 pub mod suffix;
 pub mod survival;
 pub mod tokens;
+pub mod totals;
 pub mod waiting;
 pub mod windows;

@@ -8,7 +8,7 @@
 
 use std::collections::VecDeque;
 
-use crate::api::{Event, TokenLogprob};
+use crate::api::{Event, Origin, TokenLogprob};
 use crate::channels::Said;
 use crate::ids::{Slot, Ticket, TokenId};
 
@@ -17,6 +17,10 @@ use crate::ids::{Slot, Ticket, TokenId};
 pub struct Outbox {
     /// Per slot: tokens committed in this tick.
     pub tokens: Vec<Vec<TokenId>>,
+    /// Per slot: who proposed each of `tokens`.
+    pub origins: Vec<Vec<Origin>>,
+    /// Per slot: drafts that were verified in this tick.
+    pub drafted: Vec<u32>,
     /// Per slot: text released in this tick.
     pub said: Vec<Said>,
     /// Per slot: log-probabilities of `tokens`, when wanted.
@@ -30,6 +34,8 @@ impl Outbox {
     pub fn new(slots: usize, room: usize) -> Self {
         Self {
             tokens: vec![Vec::new(); slots],
+            origins: vec![Vec::new(); slots],
+            drafted: vec![0; slots],
             said: vec![Said::default(); slots],
             logprobs: vec![Vec::new(); slots],
             queue: VecDeque::new(),
@@ -39,7 +45,8 @@ impl Outbox {
 
     /// Bytes of [`Self::new`], and of five events of every slot that wait.
     pub fn bytes_for(slots: usize) -> usize {
-        let delta = size_of::<Vec<TokenId>>() + size_of::<Said>() + size_of::<Vec<TokenLogprob>>();
+        let origins = size_of::<Vec<Origin>>() + size_of::<u32>();
+        let delta = size_of::<Vec<TokenId>>() + origins + size_of::<Said>() + size_of::<Vec<TokenLogprob>>();
         slots * (delta + 5 * size_of::<Event>())
     }
 
@@ -66,22 +73,27 @@ impl Outbox {
     /// Moves a slot's delta, if it has one, to the queue.
     pub fn close_delta(&mut self, slot: Slot, ticket: Ticket) {
         let s = slot.index();
+        let drafted = std::mem::take(&mut self.drafted[s]);
         if self.tokens[s].is_empty() && self.said[s].is_empty() {
             return;
         }
         self.queue.push_back(Event::Delta {
             ticket,
             tokens: std::mem::take(&mut self.tokens[s]),
+            origins: std::mem::take(&mut self.origins[s]),
+            drafted,
             said: std::mem::take(&mut self.said[s]),
             logprobs: std::mem::take(&mut self.logprobs[s]),
         });
     }
 
     /// Drops every queued event of a ticket. Its deltas become the slot's again, in front of what that has, without
-    /// log-probabilities.
+    /// log-probabilities and without who proposed what.
     pub fn take_back(&mut self, slot: Slot, ticket: Ticket) {
         let s = slot.index();
         self.logprobs[s].clear();
+        self.origins[s].clear();
+        self.drafted[s] = 0;
         let (mut tokens, mut said) = (Vec::new(), Said::default());
         self.queue.retain_mut(|event| {
             if let Event::Delta { ticket: whose, tokens: sent, said: released, .. } = event

@@ -8,7 +8,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use crossbeam::channel::{self, Receiver, RecvTimeoutError, Sender};
-use engine::api::{AdmitError, Command, Event, Finish, Report, Speculation, Strategy, Submission, TokenLogprob};
+use engine::api::{AdmitError, Command, Event, Finish, Origin, Report, Speculation, Strategy, Submission, TokenLogprob};
 use engine::channels::Said;
 use engine::ids::{RequestId, Slot, Ticket, TokenId};
 use engine_bin::menu::{BUILT_IN, Menu};
@@ -232,10 +232,13 @@ fn engine(commands: &Receiver<Command>, events: &Sender<Event>, log: &Mutex<Vec<
         for (ticket, running) in endless.iter_mut().filter(|(_, r)| !r.paused) {
             let text = "x".repeat(2048);
             running.said += text.len() as u64;
-            let delta = Event::Delta { ticket: *ticket, tokens: ids(&text), said: said(text), logprobs: Vec::new() };
-            events.send(delta).unwrap();
+            events.send(delta(*ticket, ids(&text), said(text), Vec::new())).unwrap();
         }
     }
+}
+
+fn delta(ticket: Ticket, tokens: Vec<TokenId>, said: Said, logprobs: Vec<TokenLogprob>) -> Event {
+    Event::Delta { ticket, origins: vec![Origin::Target; tokens.len()], tokens, drafted: 0, said, logprobs }
 }
 
 fn say(submission: &Submission, texts: Vec<(String, Vec<TokenId>)>, finish: Finish, events: &Sender<Event>) {
@@ -251,7 +254,7 @@ fn say(submission: &Submission, texts: Vec<(String, Vec<TokenId>)>, finish: Fini
         completion += tokens.len() as u64;
         let logprob = |t: &TokenId| TokenLogprob { token: *t, logprob: -0.5, top: vec![(*t, -0.5)] };
         let logprobs = if submission.logprobs.is_some() { tokens.iter().map(logprob).collect() } else { Vec::new() };
-        events.send(Event::Delta { ticket, tokens, said: said(text), logprobs }).unwrap();
+        events.send(delta(ticket, tokens, said(text), logprobs)).unwrap();
     }
     let report = Report {
         prompt_tokens: submission.prompt.len() as u64,

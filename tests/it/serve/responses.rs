@@ -390,8 +390,8 @@ fn a_failure_is_the_last_event_of_a_whole_stream() {
 #[test]
 fn thinking_without_tokens_is_text() {
     let fake = Fake::start(|_| Script::Say(vec!["Hel", "lo"], Finish::EndToken(END)));
-    let whole = ask(fake.address(), PATH, &body("hi", json!({}))).json();
-    let parts = put_together(&ask(fake.address(), PATH, &body("hi", json!({"stream": true}))));
+    let whole = ask(fake.address(), PATH, &body("hi", json!({"enable_thinking": true}))).json();
+    let parts = put_together(&ask(fake.address(), PATH, &body("hi", json!({"enable_thinking": true, "stream": true}))));
     for response in [whole, parts] {
         assert_eq!(response["output"].as_array().unwrap().len(), 1);
         assert_eq!(response["output"][0]["content"][0]["text"], "<think>\nHello");

@@ -471,6 +471,7 @@ impl Stage<'_> {
             mtp: self.depth > 0,
             recurrent: false,
             hidden_rows: if self.depth > 0 { self.limits.context + WINDOW_MAX } else { 0 },
+            checkpoint_bytes: 0,
         }
     }
 
