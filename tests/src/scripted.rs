@@ -200,11 +200,13 @@ impl ScriptedServer {
         let target =
             Scripted { tokenizer: Arc::clone(&tokenizer), end, rules, shape: shape.clone(), pages, row, scratch };
         let settings = Settings { cost: Some(Cost::default()), ..Settings::default() };
-        let clock = Box::new(Monotonic::default());
-        let engine = start_engine(Box::new(target), limits, Arc::new(pieces), settings, clock).expect("it starts");
+        let clock = Monotonic::default();
+        let engine =
+            start_engine(Box::new(target), limits, Arc::new(pieces), settings, Box::new(clock)).expect("it starts");
         let info = ModelInfo {
             mtp_checked: false,
             id: "org/scripted".to_owned(),
+            path: "scripted".to_owned(),
             created: 1_790_000_000,
             n_ctx: limits.context,
             n_ctx_train: limits.context,
@@ -230,6 +232,8 @@ impl ScriptedServer {
             slots: limits.slots,
             commands: engine.commands.clone(),
             events: engine.events.clone(),
+            gauges: engine.gauges.clone(),
+            clock,
             outage: Outage::default(),
             strip_billing_line: true,
         };

@@ -70,15 +70,10 @@ impl Entries {
     /// Starts behind the text that the answer begins with. `content_only`: they are not of all tokens but of the
     /// content's.
     pub(crate) fn of(content_only: bool, lead: &str, markers: Option<&Markers>) -> Self {
-        let tokens = |m: &Markers| {
-            let pair = |(start, end)| [Some(start), end];
-            let all = m.reasoning.map(|(a, b)| (a, Some(b))).into_iter().chain(m.call).flat_map(pair);
-            all.flatten().collect()
-        };
         Self {
             offset: lead.chars().count(),
             content_only,
-            markers: markers.map(tokens).unwrap_or_default(),
+            markers: markers.map(Markers::tokens).unwrap_or_default(),
             ..Self::default()
         }
     }
@@ -202,7 +197,7 @@ mod tests {
     use engine::tables::output::Output;
 
     use super::*;
-    use crate::serve::model::{Caps, Conversation, RenderError, Rendered};
+    use crate::serve::model::{Caps, Conversation, RenderError, Rendered, TemplateFacts};
 
     /// Every id below 256 is its byte; 256 is hidden.
     struct Bytes;
@@ -234,6 +229,10 @@ mod tests {
 
         fn caps(&self) -> Caps {
             Caps::default()
+        }
+
+        fn template(&self) -> Option<(&str, &TemplateFacts)> {
+            None
         }
 
         fn render(&self, _: &Conversation<'_>, _: usize) -> Result<Rendered, RenderError> {

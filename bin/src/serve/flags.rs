@@ -48,6 +48,15 @@ pub struct HttpFlags {
     /// Ask for a key at /metrics too.
     #[arg(long)]
     pub metrics_auth: bool,
+    /// Further names under which /metrics says what it says, of `vllm` and `llamacpp`; an empty list = none.
+    #[arg(long, value_name = "LIST", default_value = "vllm,llamacpp", value_parser = Aliases::parse)]
+    pub metrics_aliases: Aliases,
+    /// Do not show on /slots what every slot is at.
+    #[arg(long)]
+    pub no_slots: bool,
+    /// Tell the path of the model on /props instead of its file's name alone.
+    #[arg(long)]
+    pub expose_paths: bool,
     /// Pages of which origins may read answers: *, or a list of origins, in which localhost is every port of this machine.
     #[arg(long, value_name = "ORIGIN", default_value = "*", value_delimiter = ',')]
     pub cors_origins: Vec<String>,

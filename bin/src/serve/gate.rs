@@ -10,7 +10,7 @@ use crate::serve::http::{Head, Method, Reply};
 
 use crate::serve::link::{Shared, State};
 use crate::serve::routes::Route;
-use crate::serve::{info, openapi};
+use crate::serve::{Show, info, openapi, page};
 
 /// What a head leads to.
 pub(crate) enum Decision {
@@ -25,8 +25,8 @@ pub(crate) struct Gate<'a> {
     pub keys: &'a Keys,
     pub body_limit: usize,
     pub bodies_limit: usize,
-    /// `/metrics` asks for a key too.
-    pub metrics_auth: bool,
+    /// What is shown, and to whom.
+    pub show: Show,
     /// Bytes of the bodies of all connections.
     pub bodies_bytes: usize,
     /// The connection is one of those kept for `/livez` and `/metrics`.
@@ -49,7 +49,7 @@ impl Gate<'_> {
         }
         let route = route?;
         route.check_method(head.method)?;
-        let needs_key = route.needs_key() || self.metrics_auth && route == Route::Metrics;
+        let needs_key = route.needs_key() || (route == Route::Metrics && self.show.metrics_key);
         if needs_key && !self.keys.admit(head) {
             return Err(ApiError::unauthorized());
         }
@@ -111,8 +111,26 @@ impl Gate<'_> {
             Route::Version => Ok(Reply::json(200, &info::version())),
             Route::OpenApi => Ok(Reply::json(200, &openapi::document())),
             Route::Metrics => {
-                let text = self.shared.metrics.lock().render(state == State::Serving);
+                let view = self.shared.view.read().clone();
+                let ready = state == State::Serving;
+                let text = self.shared.metrics.lock().render(ready, view.as_deref(), self.show.aliases);
                 Ok(Reply::text(200, "text/plain; version=0.0.4; charset=utf-8", text))
+            }
+            Route::Page => Ok(page::reply()),
+            Route::Props => match self.shared.view.read().as_deref() {
+                Some(view) => Ok(Reply::json(200, &view.props)),
+                None => Err(ApiError::loading()),
+            },
+            Route::Slots if !self.show.slots => {
+                Err(ApiError::not_implemented("/slots is not shown by this server (--no-slots)".to_owned()))
+            }
+            Route::Slots => {
+                let Some(view) = self.shared.view.read().clone() else { return Err(ApiError::loading()) };
+                let (rows, free) = view.slots();
+                match query.split('&').any(|pair| pair == "fail_on_no_slot=1") && !free {
+                    true => Err(ApiError::no_slot()),
+                    false => Ok(Reply::json(200, &rows)),
+                }
             }
             Route::Models | Route::Model(_) => {
                 let Some(entry) = self.shared.model.read().clone() else { return Err(ApiError::loading()) };

@@ -6,7 +6,7 @@ use std::time::SystemTime;
 use engine::ids::TokenId;
 use engine_io::text::{ChatTemplate, EncodeOptions, RenderInput, TemplateError, TemplateLimits, Tokenizer};
 
-use crate::serve::model::{Caps, Conversation, RenderError, Rendered, TextModel, ToolStyle};
+use crate::serve::model::{Caps, Conversation, RenderError, Rendered, TemplateFacts, TextModel, ToolStyle};
 
 /// Tokenizer and, where the file has one, chat template.
 pub struct GgufText {
@@ -111,6 +111,10 @@ impl TextModel for GgufText {
             think_tokens: facts.think.and_then(|(start, end)| one(start).zip(one(end))),
             call_tokens,
         }
+    }
+
+    fn template(&self) -> Option<(&str, &TemplateFacts)> {
+        self.template.as_ref().map(|template| (template.source(), template.facts()))
     }
 
     fn render(&self, conversation: &Conversation<'_>, n_ctx: usize) -> Result<Rendered, RenderError> {

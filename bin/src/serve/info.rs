@@ -32,6 +32,8 @@ impl Default for SamplingDefaults {
 pub struct ModelInfo {
     /// Name in answers.
     pub id: String,
+    /// Where it came from: the name of a file, or its path where that may be told.
+    pub path: String,
     /// Modification time of the file, seconds since 1970.
     pub created: u64,
     /// Tokens one request may hold.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use engine::api::{AdmitError, Command, Finish, Report, Submission, TokenLogprob};
+use engine::api::{AdmitError, Command, Finish, Origin, Report, Submission, TokenLogprob};
 use engine::channels::{Markers, Said};
 use engine::ids::{Ticket, TokenId};
 use engine::step::Fault;
@@ -18,6 +18,7 @@ use crate::serve::model::TextModel;
 use crate::serve::params::Params;
 use crate::serve::random::Random;
 use crate::serve::record::{Asked, Line};
+use crate::serve::trail::Trail;
 
 /// A request the engine works on.
 pub(crate) struct Job {
@@ -142,6 +143,20 @@ impl Job {
         (out, failed)
     }
 
+    /// Notes who proposed the tokens of a delta, where that is wanted.
+    pub(crate) fn trace(
+        &mut self,
+        index: usize,
+        tokens: &[TokenId],
+        origins: &[Origin],
+        drafted: u32,
+        model: &dyn TextModel,
+    ) {
+        if let Some(trail) = &mut self.choices[index].trail {
+            trail.add(tokens, origins, drafted, model);
+        }
+    }
+
     pub(crate) fn delta(
         &mut self,
         index: usize,
@@ -165,12 +180,13 @@ impl Job {
         if !self.params.stream {
             return choice.keep(piece);
         }
-        if piece.parts.is_empty() {
+        if piece.parts.iter().all(|part| matches!(part, Part::CallEnd)) {
             return;
         }
         let tokens = std::mem::take(&mut choice.tokens);
+        let trail = self.choices[index].trail.as_mut().and_then(Trail::take);
         let (writer, scene) = self.split();
-        if !writer.piece(index, piece, &tokens, &scene, out) {
+        if !writer.piece(index, piece, &tokens, trail, &scene, out) {
             self.choices[index].tokens = tokens;
         }
     }
@@ -206,8 +222,9 @@ impl Job {
         let entries = std::mem::take(&mut rest.entries);
         self.send(index, &rest, &mut out);
         let tokens = std::mem::take(&mut self.choices[index].tokens);
+        let trail = self.choices[index].trail.as_mut().and_then(Trail::take);
         let (writer, scene) = self.split();
-        writer.end(index, &entries, &tokens, &scene, &mut out);
+        writer.end(index, &entries, &tokens, trail, &scene, &mut out);
         if last { Outcome::Close(out) } else { Outcome::Send(out) }
     }
 

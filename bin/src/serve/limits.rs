@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use engine::limits::Limits;
 use engine_io::text::TemplateLimits;
+use serde_json::{Value, json};
 
 use crate::serve::Bounds;
 
@@ -109,6 +110,32 @@ pub(crate) fn body_bytes(tokens: usize) -> usize {
 /// Tokens that `/tokenize` lists in one answer for a context of `tokens`.
 pub(crate) fn tokens_listed(tokens: usize) -> usize {
     TOKENS_LISTED.max(tokens)
+}
+
+/// What of the limits a client may want to know, in numbers; times in seconds.
+pub(crate) fn facts(context: usize, slots: usize, bounds: &Bounds) -> Value {
+    json!({
+        "connections": bounds.connections,
+        "requests_per_connection": REQUESTS_PER_CONNECTION,
+        "request_line_bytes": URI_BYTES,
+        "header_bytes": HEAD_BYTES,
+        "headers": HEADERS,
+        "body_bytes": body_bytes(context),
+        "keep_alive_seconds": bounds.keep_alive_time.as_secs_f32(),
+        "stream_buffer_bytes": bounds.stream_buffer,
+        "stream_stall_seconds": bounds.stall_time.as_secs_f32(),
+        "queue_seconds": bounds.queue_time.as_secs_f32(),
+        "json_depth": JSON_DEPTH,
+        "json_values": JSON_VALUES,
+        "messages": MESSAGES,
+        "tools": TOOLS,
+        "prompts": PROMPTS,
+        "choices": CHOICES.min(slots),
+        "stop_strings": STOP_STRINGS,
+        "prompt_tokens": context - 1,
+        "context_tokens": context,
+        "slots": slots,
+    })
 }
 
 /// The table that `--limits` prints.

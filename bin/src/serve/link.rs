@@ -13,6 +13,7 @@ use crate::serve::http::Reply;
 use crate::serve::metrics::Metrics;
 use crate::serve::routes::Route;
 use crate::serve::service::Service;
+use crate::serve::view::View;
 
 /// Names one request of one connection. A late answer to a reused connection finds another serial and is dropped.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -185,6 +186,8 @@ pub(crate) struct Shared {
     pub metrics: Mutex<Metrics>,
     /// `/v1/models` entry, once a model is loaded.
     pub model: RwLock<Option<Arc<Value>>>,
+    /// What runs, once a model is loaded.
+    pub view: RwLock<Option<Arc<View>>>,
     /// See [`Outage`].
     pub outage: RwLock<Outage>,
 }
@@ -219,8 +222,16 @@ impl Shared {
         let metrics = Mutex::new(Metrics::default());
         let state = AtomicU8::new(State::Loading as u8);
         let (bodies_bytes, answers_bytes) = (AtomicUsize::new(0), AtomicUsize::new(0));
-        let (model, outage, service) = (RwLock::new(None), RwLock::default(), Service::default());
-        Self { state, bodies_bytes, answers_bytes, service, metrics, model, outage }
+        Self {
+            state,
+            bodies_bytes,
+            answers_bytes,
+            service: Service::default(),
+            metrics,
+            model: RwLock::new(None),
+            view: RwLock::new(None),
+            outage: RwLock::default(),
+        }
     }
 
     /// Bytes of all bodies held.

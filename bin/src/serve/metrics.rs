@@ -1,17 +1,30 @@
 //! Counters of the process, in Prometheus text format 0.0.4. Labels come from closed sets only.
 
-use std::collections::BTreeMap;
-use std::fmt::Write as _;
-use std::sync::Arc;
-use std::sync::atomic::Ordering;
+mod bounds;
+mod engine_side;
+mod exposition;
+mod llamacpp;
+mod own;
+mod vllm;
 
-use engine::api::{DraftCounts, Finish, Miss, Report};
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use engine::api::{DraftCounts, Finish, Report};
+use engine::limits::WINDOW_MAX;
+use engine::step::Fault;
+use engine::tables::totals::TIME_BOUNDS_NS;
 
 use crate::embed::Stats;
 use crate::serve::calls::Anomalies;
 use crate::serve::constrain::Times;
 use crate::serve::record::Counts;
-use crate::serve::spec::MtpOffer;
+use crate::serve::schema;
+use crate::serve::spec::{MtpOffer, Plan};
+use crate::serve::view::View;
+
+use exposition::{Exposition, Histogram};
 
 /// Why a choice ended, for `engine_requests_finished_total`.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -59,7 +72,6 @@ impl End {
 }
 
 /// All counters.
-#[derive(Default)]
 pub(crate) struct Metrics {
     /// Whether the MTP block may draft; known with the model.
     pub mtp_offer: Option<MtpOffer>,
@@ -70,10 +82,18 @@ pub(crate) struct Metrics {
     http: BTreeMap<(&'static str, &'static str, u16), u64>,
     sent_bytes: u64,
     ends: BTreeMap<End, u64>,
+    /// Choices that were cancelled, by what they were at.
+    cancelled: BTreeMap<Stage, u64>,
+    faults: BTreeMap<&'static str, u64>,
     /// Choices known to the engine and not finished.
     pub open: u64,
     /// ... of which admitted.
     pub running: u64,
+    /// Readers that took nothing for too long.
+    pub stall_kills: u64,
+    ignored: BTreeMap<&'static str, u64>,
+    clamps: BTreeMap<&'static str, u64>,
+    turned_down: BTreeMap<&'static str, u64>,
     prompt_computed: u64,
     prompt_cached: u64,
     cache_misses: BTreeMap<&'static str, u64>,
@@ -85,14 +105,153 @@ pub(crate) struct Metrics {
     plain: u64,
     windows: u64,
     mtp: DraftCounts,
+    mtp_ns: u64,
     suffix: DraftCounts,
     hits: u64,
     misses: u64,
     skipped: u64,
-    preempted: u64,
+    lookup_ns: u64,
+    extend_ns: u64,
+    tails: u64,
+    tails_tested: u64,
+    /// Per position in a window: drafted, accepted.
+    positions: [(u64, u64); WINDOW_MAX],
+    widths: Histogram,
+    accepted: Histogram,
     stall_ns: u64,
     trimmed_constraint: u64,
     mask_ns: u64,
+    times: RequestTimes,
+    sizes: RequestSizes,
+    /// Longest prompt and answer together.
+    tokens_most: u64,
+    recent: Recent,
+}
+
+/// What a choice was at when it was cancelled.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(crate) enum Stage {
+    Queued,
+    Prefill,
+    Decode,
+    Stalled,
+}
+
+impl Stage {
+    const ALL: [(Self, &'static str); 4] =
+        [(Self::Queued, "queued"), (Self::Prefill, "prefill"), (Self::Decode, "decode"), (Self::Stalled, "stalled")];
+}
+
+/// Times of finished choices, in nanoseconds.
+struct RequestTimes {
+    ttft: Histogram,
+    queue: Histogram,
+    prefill: Histogram,
+    decode: Histogram,
+    inference: Histogram,
+    e2e: Histogram,
+}
+
+/// Sizes of requests.
+struct RequestSizes {
+    prompt: Histogram,
+    generation: Histogram,
+    choices: Histogram,
+    max_tokens: Histogram,
+}
+
+/// Tokens of the choices that ended in the last ten seconds.
+#[derive(Default)]
+struct Recent(VecDeque<(Instant, u64, u64)>);
+
+impl Recent {
+    const SPAN: Duration = Duration::from_secs(10);
+
+    fn add(&mut self, now: Instant, prompt: u64, generated: u64) {
+        // One entry a tenth of a second: no more than a hundred are kept.
+        match self.0.back_mut() {
+            Some(last) if now.duration_since(last.0) < Self::SPAN / 100 => {
+                last.1 += prompt;
+                last.2 += generated;
+            }
+            _ => self.0.push_back((now, prompt, generated)),
+        }
+        while self.0.front().is_some_and(|first| now.duration_since(first.0) > Self::SPAN) {
+            self.0.pop_front();
+        }
+    }
+
+    /// Per second: of prompts and of answers.
+    fn rates(&self, now: Instant) -> (f64, f64) {
+        let recent = self.0.iter().filter(|entry| now.duration_since(entry.0) <= Self::SPAN);
+        let (prompt, generated) = recent.fold((0, 0), |sum, entry| (sum.0 + entry.1, sum.1 + entry.2));
+        (prompt as f64 / Self::SPAN.as_secs_f64(), generated as f64 / Self::SPAN.as_secs_f64())
+    }
+}
+
+impl Default for Metrics {
+    fn default() -> Self {
+        let latency = || Histogram::new(&bounds::LATENCY_NS);
+        let tokens = || Histogram::new(&bounds::TOKENS);
+        Self {
+            mtp_offer: None,
+            records: None,
+            http: BTreeMap::new(),
+            sent_bytes: 0,
+            ends: BTreeMap::new(),
+            cancelled: BTreeMap::new(),
+            faults: BTreeMap::new(),
+            open: 0,
+            running: 0,
+            stall_kills: 0,
+            ignored: BTreeMap::new(),
+            clamps: BTreeMap::new(),
+            turned_down: BTreeMap::new(),
+            prompt_computed: 0,
+            prompt_cached: 0,
+            cache_misses: BTreeMap::new(),
+            first: 0,
+            bonus: 0,
+            forced: 0,
+            reasoning: 0,
+            anomalies: Anomalies::default(),
+            plain: 0,
+            windows: 0,
+            mtp: DraftCounts::default(),
+            mtp_ns: 0,
+            suffix: DraftCounts::default(),
+            hits: 0,
+            misses: 0,
+            skipped: 0,
+            lookup_ns: 0,
+            extend_ns: 0,
+            tails: 0,
+            tails_tested: 0,
+            positions: [(0, 0); WINDOW_MAX],
+            widths: Histogram::new(&bounds::DRAFTS),
+            accepted: Histogram::new(&bounds::DRAFTS),
+            stall_ns: 0,
+            trimmed_constraint: 0,
+            mask_ns: 0,
+            compiles: None,
+            times: RequestTimes {
+                ttft: Histogram::new(&TIME_BOUNDS_NS),
+                queue: latency(),
+                prefill: latency(),
+                decode: latency(),
+                inference: latency(),
+                e2e: latency(),
+            },
+            sizes: RequestSizes {
+                prompt: tokens(),
+                generation: tokens(),
+                choices: Histogram::new(&bounds::CHOICES),
+                max_tokens: tokens(),
+            },
+            tokens_most: 0,
+            recent: Recent::default(),
+        }
+    }
 }
 
 impl Metrics {
@@ -106,9 +265,44 @@ impl Metrics {
         self.sent_bytes += bytes;
     }
 
+    /// A request for so many choices of each prompt was begun.
+    pub(crate) fn asked(&mut self, choices: usize, max_tokens: u64, plan: &Plan, ignored: &[String]) {
+        self.sizes.choices.observe(choices as u64);
+        self.sizes.max_tokens.observe(max_tokens);
+        for reason in plan.clamp_reasons() {
+            *self.clamps.entry(reason).or_default() += 1;
+        }
+        for name in ignored {
+            *self.ignored.entry(schema::known(name)).or_default() += 1;
+        }
+    }
+
     /// One choice ended.
     pub(crate) fn ended(&mut self, end: End) {
         *self.ends.entry(end).or_default() += 1;
+    }
+
+    /// One choice was cancelled by who asked for it.
+    pub(crate) fn cancelled(&mut self, stage: Stage) {
+        *self.cancelled.entry(stage).or_default() += 1;
+    }
+
+    /// One choice ended by itself.
+    pub(crate) fn finished(&mut self, finish: Finish, report: &Report, now: Instant) {
+        if let Finish::Fault(fault) = finish {
+            *self.faults.entry(fault_name(fault)).or_default() += 1;
+        }
+        let times = &mut self.times;
+        times.ttft.observe(report.ttft_ns);
+        times.queue.observe(report.queue_ns);
+        times.prefill.observe(report.prompt_ns);
+        times.decode.observe(report.predicted_ns);
+        times.inference.observe(report.prompt_ns + report.predicted_ns);
+        times.e2e.observe(report.total_ns);
+        self.sizes.prompt.observe(report.prompt_tokens);
+        self.sizes.generation.observe(report.completion_tokens);
+        self.tokens_most = self.tokens_most.max(report.prompt_tokens + report.completion_tokens);
+        self.recent.add(now, report.prompt_tokens - report.cached_tokens, report.completion_tokens);
     }
 
     /// What a choice used, however it ended. `counts_prompt` for the first choice of a prompt.
@@ -120,6 +314,9 @@ impl Metrics {
                 *self.cache_misses.entry(miss.name()).or_default() += 1;
             }
         }
+        if let Some(down) = report.turned_down {
+            *self.turned_down.entry(down.reason).or_default() += 1;
+        }
         self.first += report.first;
         self.bonus += report.bonus;
         self.forced += report.forced;
@@ -127,11 +324,26 @@ impl Metrics {
         self.plain += report.plain;
         self.windows += report.windows;
         self.mtp.add(&report.mtp);
+        self.mtp_ns += report.mtp_draft_ns;
         self.suffix.add(&report.suffix);
-        self.hits += report.suffix_lookups.hits;
-        self.misses += report.suffix_lookups.misses;
-        self.skipped += report.suffix_lookups.skipped;
-        self.preempted += report.preempted;
+        let lookups = &report.suffix_lookups;
+        self.hits += lookups.hits;
+        self.misses += lookups.misses;
+        self.skipped += lookups.skipped;
+        self.lookup_ns += lookups.lookup_ns;
+        self.extend_ns += lookups.extend_ns;
+        self.tails += report.tail_windows;
+        self.tails_tested += report.tail_tested;
+        for (sum, (drafted, accepted)) in self.positions.iter_mut().zip(&report.per_position) {
+            sum.0 += drafted;
+            sum.1 += accepted;
+        }
+        for (histogram, counts) in [(&mut self.widths, &report.width_hist), (&mut self.accepted, &report.accepted_hist)]
+        {
+            for (value, times) in counts.iter().enumerate().filter(|(_, times)| **times > 0) {
+                histogram.add(value as u64, *times);
+            }
+        }
         self.stall_ns += report.stall_ns;
         self.trimmed_constraint += report.trimmed_constraint;
         self.mask_ns += report.mask_ns;
@@ -148,126 +360,75 @@ impl Metrics {
     pub(crate) fn totals(&self) -> Stats {
         Stats {
             running: self.running,
-            waiting: self.open.saturating_sub(self.running),
+            waiting: self.waiting(),
             prompt_tokens: self.prompt_computed + self.prompt_cached,
-            completion_tokens: self.first + self.bonus + self.forced + self.mtp.accepted + self.suffix.accepted,
+            completion_tokens: self.generated(),
             mtp: self.mtp,
             suffix: self.suffix,
             ..Stats::default()
         }
     }
 
-    /// The page.
-    pub(crate) fn render(&self, ready: bool) -> String {
-        let mut out = String::new();
-        let version = format!("{{version=\"{}\"}}", env!("CARGO_PKG_VERSION"));
-        family(&mut out, "engine_build_info", "gauge", "Build of the server", &[(version, 1)]);
-        let one = |value: u64| vec![(String::new(), value)];
-        family(&mut out, "engine_ready", "gauge", "Whether requests are taken", &one(ready.into()));
-        let offer = self.mtp_offer.map(|offer| (format!("{{state=\"{}\"}}", offer.label()), 1));
-        family(&mut out, "engine_mtp_info", "gauge", "Whether the MTP block may draft", offer.as_slice());
-        family(&mut out, "engine_requests_running", "gauge", "Admitted choices", &one(self.running));
-        let waiting = self.open.saturating_sub(self.running);
-        family(&mut out, "engine_requests_waiting", "gauge", "Queued choices", &one(waiting));
-        let http: Vec<_> = self
-            .http
-            .iter()
-            .map(|((route, method, code), n)| {
-                (format!("{{route=\"{route}\",method=\"{method}\",code=\"{code}\"}}"), *n)
-            })
-            .collect();
-        family(&mut out, "engine_http_requests_total", "counter", "HTTP answers", &http);
-        let sent = one(self.sent_bytes);
-        family(&mut out, "engine_http_response_bytes_total", "counter", "Bytes sent on closed connections", &sent);
-        let ends: Vec<_> = End::ALL
-            .iter()
-            .map(|(end, name)| (format!("{{reason=\"{name}\"}}"), self.ends.get(end).copied().unwrap_or(0)))
-            .collect();
-        family(&mut out, "engine_requests_finished_total", "counter", "Choices by the reason of their end", &ends);
-        let sources = [("computed", self.prompt_computed), ("cached", self.prompt_cached)];
-        family(&mut out, "engine_prompt_tokens_total", "counter", "Prompt tokens", &labelled("source", &sources));
-        let results = [("hit", self.prompt_cached), ("miss", self.prompt_computed)];
-        let help = "Prompt tokens by whether the prefix cache had them";
-        family(&mut out, "engine_prefix_tokens_total", "counter", help, &labelled("result", &results));
-        let misses = Miss::ALL.map(|m| (m.name(), self.cache_misses.get(m.name()).copied().unwrap_or(0)));
-        let help = "Prompts by why more than their last token was computed";
-        family(&mut out, "engine_prefix_miss_total", "counter", help, &labelled("reason", &misses));
-        let sources = [
-            ("first", self.first),
-            ("mtp", self.mtp.accepted),
-            ("suffix", self.suffix.accepted),
-            ("bonus", self.bonus),
-            ("forced", self.forced),
-        ];
-        let help = "Completion tokens by who proposed them";
-        family(&mut out, "engine_generation_tokens_total", "counter", help, &labelled("source", &sources));
-        let help = "Completion tokens of thinking";
-        family(&mut out, "engine_reasoning_tokens_total", "counter", help, &one(self.reasoning));
-        let kinds = [
-            ("duplicate_parameter", self.anomalies.duplicate_parameters),
-            ("unterminated_call", self.anomalies.unterminated_calls),
-            ("unknown_tool", self.anomalies.unknown_tools),
-        ];
-        let help = "What models wrote that they should not have";
-        family(&mut out, "engine_output_anomalies_total", "counter", help, &labelled("kind", &kinds));
-        let kinds = [("plain", self.plain), ("window", self.windows)];
-        family(&mut out, "engine_spec_steps_total", "counter", "Decode steps", &labelled("kind", &kinds));
-        let mut drafts = Vec::new();
-        for (proposer, c) in [("mtp", &self.mtp), ("suffix", &self.suffix)] {
-            for (class, value) in [
-                ("proposed", c.proposed),
-                ("trimmed", c.trimmed),
-                ("accepted", c.accepted),
-                ("rejected", c.rejected),
-                ("unreached", c.unreached),
-                ("discarded", c.discarded),
-            ] {
-                drafts.push((format!("{{proposer=\"{proposer}\",class=\"{class}\"}}"), value));
+    fn waiting(&self) -> u64 {
+        self.open.saturating_sub(self.running)
+    }
+
+    fn generated(&self) -> u64 {
+        self.first + self.bonus + self.forced + self.mtp.accepted + self.suffix.accepted
+    }
+
+    /// The page of `/metrics`; `view` once there is a model.
+    pub(crate) fn render(&self, ready: bool, view: Option<&View>, aliases: Aliases) -> String {
+        let mut page = Exposition::default();
+        let snapshot = view.map(View::snapshot);
+        own::write(&mut page, self, ready, view.zip(snapshot.as_ref()));
+        if let Some((view, snapshot)) = view.zip(snapshot.as_ref()) {
+            engine_side::write(&mut page, view, snapshot);
+            if aliases.vllm {
+                vllm::write(&mut page, self, view, snapshot);
+            }
+            if aliases.llamacpp {
+                llamacpp::write(&mut page, self, snapshot, Instant::now());
             }
         }
-        family(&mut out, "engine_spec_tokens_total", "counter", "Draft tokens by what became of them", &drafts);
-        let trimmed = self.mtp.trimmed + self.suffix.trimmed - self.trimmed_constraint;
-        let reasons = [("window", trimmed), ("grammar", self.trimmed_constraint)];
-        let help = "Draft tokens that were cut before they were verified";
-        family(&mut out, "engine_spec_trimmed_total", "counter", help, &labelled("reason", &reasons));
-        let results = [("hit", self.hits), ("miss", self.misses), ("skipped", self.skipped)];
-        family(&mut out, "engine_suffix_lookups_total", "counter", "Suffix look-ups", &labelled("result", &results));
-        family(&mut out, "engine_preemptions_total", "counter", "Times a row was preempted", &one(self.preempted));
-        if let Some(records) = &self.records {
-            let counts =
-                [("written", records.written.load(Ordering::Relaxed)), ("lost", records.lost.load(Ordering::Relaxed))];
-            let help = "Choices by whether their record was written";
-            family(&mut out, "engine_records_total", "counter", help, &labelled("result", &counts));
-            let stopped = one(records.stopped.load(Ordering::Relaxed).into());
-            family(
-                &mut out,
-                "engine_recording_stopped",
-                "gauge",
-                "Whether a failed write ended the recording",
-                &stopped,
-            );
-        }
-        for (name, help, ns) in [
-            ("engine_stream_stall_seconds_total", "Time rows waited for slow readers", self.stall_ns),
-            ("engine_constraint_mask_seconds_total", "Time to make the masks of constrained rows", self.mask_ns),
-        ] {
-            let seconds = ns as f64 / 1e9;
-            let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} counter\n{name} {seconds}");
-        }
-        if let Some(compiles) = &self.compiles {
-            compiles.write(&mut out);
-        }
-        out
+        page.finish()
     }
 }
 
-fn labelled(label: &str, values: &[(&str, u64)]) -> Vec<(String, u64)> {
-    values.iter().map(|(name, value)| (format!("{{{label}=\"{name}\"}}"), *value)).collect()
+fn fault_name(fault: Fault) -> &'static str {
+    match fault {
+        Fault::NonFinite => "nonfinite",
+        Fault::Barred => "barred",
+        Fault::Lost => "backend",
+    }
 }
 
-fn family(out: &mut String, name: &str, kind: &str, help: &str, samples: &[(String, u64)]) {
-    let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} {kind}");
-    for (labels, value) in samples {
-        let _ = writeln!(out, "{name}{labels} {value}");
+/// Further names under which the same is said.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Aliases {
+    /// Those of vLLM.
+    pub vllm: bool,
+    /// Those of llama-server.
+    pub llamacpp: bool,
+}
+
+impl Aliases {
+    /// All sets.
+    pub const ALL: Self = Self { vllm: true, llamacpp: true };
+
+    /// A comma list of names; empty for none.
+    ///
+    /// # Errors
+    /// A name that is unknown.
+    pub fn parse(list: &str) -> Result<Self, String> {
+        let mut out = Self { vllm: false, llamacpp: false };
+        for name in list.split(',').map(str::trim).filter(|name| !name.is_empty()) {
+            match name {
+                "vllm" => out.vllm = true,
+                "llamacpp" => out.llamacpp = true,
+                other => return Err(format!("{other:?} is not one of vllm, llamacpp")),
+            }
+        }
+        Ok(out)
     }
 }

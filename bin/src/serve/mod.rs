@@ -39,9 +39,11 @@ mod messages;
 mod metrics;
 mod model;
 mod openapi;
+mod page;
 mod params;
 mod parts;
 pub mod probe;
+mod props;
 mod random;
 mod reader;
 mod record;
@@ -57,6 +59,8 @@ mod stats;
 pub(crate) mod text;
 mod text_tools;
 mod tools;
+mod trail;
+mod view;
 
 use std::io;
 use std::net::SocketAddr;
@@ -67,7 +71,9 @@ use std::time::Duration;
 
 use crossbeam::channel::{self, Receiver, Sender};
 use engine::api::{Command, Event};
+use engine::clock::Monotonic;
 use engine::engine::EngineHandle;
+use engine::gauges::Gauges;
 use engine::limits::Limits;
 use engine::schedule::Dead;
 use mio::{Poll, Waker};
@@ -79,7 +85,8 @@ pub(crate) use constrain::{grammar_bytes, vocabulary_bytes};
 pub use cors::Origins;
 pub use info::{ModelInfo, SamplingDefaults};
 pub use link::Outage;
-pub use model::{Caps, Conversation, RenderError, Rendered, TextModel, ToolStyle};
+pub use metrics::Aliases;
+pub use model::{Caps, Conversation, RenderError, Rendered, TemplateFacts, TextModel, ToolStyle};
 pub use record::{Digests, RecordFile};
 pub(crate) use record::{PROMPT_FIELDS, bytes_for as record_bytes};
 pub use socket::Address;
@@ -204,8 +211,6 @@ pub struct Config {
     pub api_keys: Vec<String>,
     /// One key per line; read again on SIGHUP.
     pub api_key_file: Option<PathBuf>,
-    /// A key is asked for at `/metrics` too.
-    pub metrics_auth: bool,
     /// Whose pages may read answers.
     pub origins: Origins,
     /// Clients that have closed their sending side are answered.
@@ -216,6 +221,25 @@ pub struct Config {
     pub bodies_limit: usize,
     /// Time and buffer bounds.
     pub bounds: Bounds,
+    /// What is shown of the server.
+    pub show: Show,
+}
+
+/// What is shown of the server, and to whom.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Show {
+    /// `/slots` tells what every slot is at.
+    pub slots: bool,
+    /// `/metrics` asks for a key where there are keys.
+    pub metrics_key: bool,
+    /// Further names of the metrics.
+    pub aliases: Aliases,
+}
+
+impl Default for Show {
+    fn default() -> Self {
+        Self { slots: true, metrics_key: false, aliases: Aliases::ALL }
+    }
 }
 
 impl Config {
@@ -227,12 +251,12 @@ impl Config {
             prefix: String::new(),
             api_keys: Vec::new(),
             api_key_file: None,
-            metrics_auth: false,
             origins: Origins::Any,
             half_close: false,
             body_limit: Bounds::default().body_limit(n_ctx),
             bodies_limit: Bounds::default().bodies_limit(n_ctx),
             bounds: Bounds::default(),
+            show: Show::default(),
         }
     }
 
@@ -248,11 +272,11 @@ impl Config {
             prefix: flags.api_prefix.clone(),
             api_keys: flags.api_key.clone(),
             api_key_file: flags.api_key_file.clone(),
-            metrics_auth: flags.metrics_auth,
             origins: flags.origins()?,
             half_close: flags.allow_half_close,
             body_limit: bounds.body_limit(n_ctx),
             bodies_limit: bounds.bodies_limit(n_ctx),
+            show: Show { slots: !flags.no_slots, metrics_key: flags.metrics_auth, aliases: flags.metrics_aliases },
             bounds,
         })
     }
@@ -272,6 +296,10 @@ pub struct Parts {
     pub commands: Sender<Command>,
     /// Out of the engine.
     pub events: Receiver<Event>,
+    /// What it looks like, tick by tick.
+    pub gauges: Arc<Gauges>,
+    /// The clock of these.
+    pub clock: Monotonic,
     /// Whether the engine can compute; a part of it may be elsewhere.
     pub outage: Outage,
     /// Of `/v1/messages`: a line of billing before the system text is not part of the prompt.

@@ -1,7 +1,7 @@
 //! What `text` needs of a model's tokenizer and chat template. The real one stands on `io::text`; tests bring a toy.
 
 use engine::ids::TokenId;
-pub use engine_io::text::ToolStyle;
+pub use engine_io::text::{TemplateFacts, ToolStyle};
 use serde_json::{Map, Value};
 
 /// A conversation for the template.
@@ -94,6 +94,9 @@ pub trait TextModel: Send + Sync {
 
     /// What the template can do.
     fn caps(&self) -> Caps;
+
+    /// The template's text and what probes have shown of it, where there is one.
+    fn template(&self) -> Option<(&str, &TemplateFacts)>;
 
     /// Renders and tokenizes. Texts of the conversation never become control tokens. `n_ctx`: from this many tokens on
     /// the prompt would be refused, so that it need not be tokenized.

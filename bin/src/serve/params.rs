@@ -49,6 +49,8 @@ pub(crate) struct Params {
     pub stream: bool,
     pub include_usage: bool,
     pub continuous_usage: bool,
+    /// Chunks say who proposed their tokens.
+    pub include_speculation: bool,
     pub max_tokens: Option<u32>,
     pub n: usize,
     /// With `choice` 0.
@@ -72,7 +74,7 @@ impl Params {
     pub(crate) fn read(body: &Fields<'_, '_>, offer: &Offer<'_>, random: &mut Random) -> Result<Self, ApiError> {
         body.string("model")?;
         let stream = body.boolean("stream")?.unwrap_or(false);
-        let (include_usage, continuous_usage) = stream_options(body, stream, offer.names)?;
+        let (include_usage, continuous_usage, include_speculation) = stream_options(body, stream, offer.names)?;
         let max_tokens = max_tokens(body, offer.names)?;
         let min_tokens = body.integer("min_tokens", 0..=i64::from(u32::MAX))?.unwrap_or(0) as u32;
         if max_tokens.is_some_and(|max| min_tokens > max) {
@@ -104,6 +106,7 @@ impl Params {
             stream,
             include_usage,
             continuous_usage,
+            include_speculation,
             max_tokens,
             n,
             sampling: sampling(body, offer.info, seed)?,
@@ -133,23 +136,21 @@ fn cache(body: &Fields<'_, '_>) -> Result<Option<u64>, ApiError> {
     Ok(on.then_some(namespace))
 }
 
-fn stream_options(body: &Fields<'_, '_>, stream: bool, names: &Names) -> Result<(bool, bool), ApiError> {
+fn stream_options(body: &Fields<'_, '_>, stream: bool, names: &Names) -> Result<(bool, bool, bool), ApiError> {
     if names.stream_options.is_empty() {
-        return Ok((false, false));
+        return Ok((false, false, false));
     }
-    let Some(map) = body.object("stream_options")? else { return Ok((false, false)) };
+    let Some(map) = body.object("stream_options")? else { return Ok((false, false, false)) };
     if !stream {
         return Err(ApiError::invalid_value("stream_options", "it needs stream: true"));
     }
     let options = Fields::nested(map, "stream_options.");
     options.only(names.stream_options)?;
     options.boolean("include_obfuscation")?;
-    if options.boolean("include_speculation")? == Some(true) {
-        return Err(ApiError::unsupported_parameter("stream_options.include_speculation"));
-    }
+    let speculation = options.boolean("include_speculation")?.unwrap_or(false);
     let usage = options.boolean("include_usage")?.unwrap_or(false);
     let continuous = options.boolean("continuous_usage_stats")?.unwrap_or(false);
-    Ok((usage, continuous && usage))
+    Ok((usage, continuous && usage, speculation))
 }
 
 /// Several names given: the smallest holds. `n_predict` also takes -1 for none.

@@ -15,6 +15,10 @@ pub(crate) enum Route {
     Model(String),
     Metrics,
     OpenApi,
+    /// The page for people.
+    Page,
+    Props,
+    Slots,
     Chat,
     Completions,
     Messages,
@@ -38,6 +42,9 @@ impl Route {
             Self::Models | Self::Model(_) => "/v1/models",
             Self::Metrics => "/metrics",
             Self::OpenApi => "/openapi.json",
+            Self::Page => "/",
+            Self::Props => "/props",
+            Self::Slots => "/slots",
             Self::Chat => "/v1/chat/completions",
             Self::Completions => "/v1/completions",
             Self::Messages => "/v1/messages",
@@ -56,20 +63,27 @@ impl Route {
         match self {
             Self::Health | Self::Ready | Self::Live | Self::Version => true,
             Self::Models | Self::Model(_) | Self::Metrics | Self::OpenApi => true,
+            Self::Page | Self::Props | Self::Slots => true,
             Self::Chat | Self::Completions | Self::Messages | Self::Responses => false,
             Self::CountChat | Self::CountMessages | Self::CountResponses => false,
             Self::Tokenize | Self::Detokenize | Self::ApplyTemplate => false,
         }
     }
 
-    /// Whether a key is asked for where keys are configured.
+    /// Whether a key is asked for where keys are configured, whatever else is configured.
     pub(crate) fn needs_key(&self) -> bool {
-        !matches!(self, Self::Health | Self::Ready | Self::Live | Self::Version | Self::Metrics | Self::OpenApi)
+        !matches!(
+            self,
+            Self::Health | Self::Ready | Self::Live | Self::Version | Self::Metrics | Self::OpenApi | Self::Page
+        )
     }
 
     /// 405 unless the method fits.
     pub(crate) fn check_method(&self, method: Method) -> Result<(), ApiError> {
         match (self.is_get(), method) {
+            (true, Method::Post) if *self == Self::Props => Err(ApiError::not_implemented(
+                "POST /props is not implemented; settings are flags of the server".to_owned(),
+            )),
             (true, Method::Get | Method::Head) | (false, Method::Post) => Ok(()),
             (true, _) => Err(ApiError::method_not_allowed("GET, HEAD, OPTIONS")),
             (false, _) => Err(ApiError::method_not_allowed("POST, OPTIONS")),
@@ -88,6 +102,11 @@ const TABLE: &[(&str, Route)] = &[
     ("/models", Route::Models),
     ("/metrics", Route::Metrics),
     ("/openapi.json", Route::OpenApi),
+    ("/", Route::Page),
+    ("/index.html", Route::Page),
+    ("/props", Route::Props),
+    ("/v1/props", Route::Props),
+    ("/slots", Route::Slots),
     ("/v1/chat/completions", Route::Chat),
     ("/chat/completions", Route::Chat),
     ("/v1/completions", Route::Completions),
@@ -131,9 +150,7 @@ const NOT_IMPLEMENTED: &[(&str, &str)] = &[
     ("/messages/batches*", "send the requests one by one; they are batched here"),
     ("/v1/complete", "use POST /v1/completions"),
     ("/v1/chat/completions/control", "use POST /v1/chat/completions"),
-    ("/props", "GET /v1/models describes the model"),
-    ("/v1/props", "GET /v1/models describes the model"),
-    ("/slots*", "GET /metrics has the counters"),
+    ("/slots*", "GET /slots shows what every slot is at"),
     ("/lora-adapters", "adapters are not supported"),
     ("/v1/stream*", "set stream in the request"),
     ("/models/load", "one model is served, chosen at start"),
@@ -194,7 +211,12 @@ mod tests {
         assert_eq!(find("/v1/audio/speech").unwrap_err().status, 501);
         assert_eq!(find("/v1/embeddings").unwrap_err().should_retry, Some(false));
         assert_eq!(find("/models/load").unwrap_err().status, 501);
-        assert_eq!(find("/").unwrap_err().status, 404);
+        assert_eq!(
+            (find("/"), find("/index.html"), find("/slots/")),
+            (Ok(Route::Page), Ok(Route::Page), Ok(Route::Slots))
+        );
+        assert_eq!(find("/slots/0").unwrap_err().status, 501);
+        assert!(Route::Props.check_method(Method::Post).is_err_and(|e| e.status == 501));
         assert_eq!(find("/v1/files/f/content").unwrap_err().status, 501);
         assert_eq!(find("/v1/filesystem").unwrap_err().status, 404);
         assert_eq!(find("/chat/completions/"), Ok(Route::Chat));

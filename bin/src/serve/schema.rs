@@ -71,6 +71,13 @@ pub(crate) fn is_false(v: &Value) -> bool {
     v == &Value::Bool(false)
 }
 
+/// A field's name as the tables have it; `other` for one that is in none.
+pub(crate) fn known(name: &str) -> &'static str {
+    let tables = [CHAT_TABLES, COMPLETIONS_TABLES, MESSAGES_TABLES, RESPONSES_TABLES].into_iter().flatten();
+    let all = tables.flat_map(|table| table.iter());
+    all.map(|(known, _)| *known).find(|known| *known == name).unwrap_or("other")
+}
+
 /// Fields of every generation endpoint.
 pub(crate) const COMMON: &[(&str, Class)] = &[
     ("model", Honoured),

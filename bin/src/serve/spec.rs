@@ -73,6 +73,9 @@ impl SpecConfig {
     }
 }
 
+/// Why a wish is cut at admission.
+pub(crate) const CLAMP_REASONS: [&str; 4] = ["server_limit", "head_limit", "range", "unavailable"];
+
 /// What a request gets.
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) struct Plan {
@@ -252,6 +255,12 @@ impl Plan {
         self.mtp.reason().into()
     }
 
+    /// Why each wish was cut.
+    pub(crate) fn clamp_reasons(&self) -> impl Iterator<Item = &'static str> + '_ {
+        let known = |clamp: &Value| CLAMP_REASONS.into_iter().find(|reason| clamp["reason"] == *reason);
+        self.clamps.iter().filter_map(known)
+    }
+
     pub(crate) fn clamps_json(&self) -> Value {
         Value::Array(self.clamps.clone())
     }
@@ -288,6 +297,7 @@ mod tests {
         .unwrap();
         let fields: Vec<&str> = plan.clamps.iter().map(|c| c["field"].as_str().unwrap()).collect();
         assert_eq!(fields, ["window.max", "mtp_tokens", "suffix_max", "suffix_tokens"]);
+        assert_eq!(plan.clamp_reasons().count(), fields.len(), "every reason is one of the set");
         assert_eq!((plan.effective.window_max, plan.effective.mtp_tokens), (32, 15));
         let e = read(json!({"window": {"max": 0}}), &CONFIG).unwrap().effective;
         assert_eq!((e.window_min, e.window_initial, e.window_max), (0, 0, 0));

@@ -258,7 +258,8 @@ pub fn load_at(args: &ServeArgs, files: Files, home: &Home) -> Result<(Parts, En
     if home.ends == Ends::Process {
         watch::start(model.files.clone()).map_err(LoadError::Watch)?;
     }
-    let handle = engine::engine::start(executor, &limits, pieces, settings, Box::new(Monotonic::default()))?;
+    let clock = Monotonic::default();
+    let handle = engine::engine::start(executor, &limits, pieces, settings, Box::new(clock))?;
     let parts = Parts {
         model: Box::new(text),
         info,
@@ -266,6 +267,8 @@ pub fn load_at(args: &ServeArgs, files: Files, home: &Home) -> Result<(Parts, En
         slots: limits.slots,
         commands: handle.commands.clone(),
         events: handle.events.clone(),
+        gauges: handle.gauges.clone(),
+        clock,
         outage,
         strip_billing_line: args.low.strip_billing_line == SwitchFlag::On,
     };
@@ -411,6 +414,10 @@ fn describe(args: &ServeArgs, file: &ModelFile, model: &Model, n_ctx: usize, tok
             (None, _) => BUILT_IN.to_owned(),
             (_, Some(package)) => package.manifest.model_id.clone(),
             _ => name_of(file),
+        },
+        path: match path.filter(|_| args.low.expose_paths) {
+            Some(path) => path.display().to_string(),
+            None => file.name(),
         },
         created: modified.map_or(0, seconds),
         n_ctx,

@@ -20,12 +20,14 @@ use crate::serve::error::ApiError;
 use crate::serve::http::Reply;
 use crate::serve::job::{Job, Outcome};
 use crate::serve::link::{Bell, Exchange, Held, PageCount, Request, Shared, State, ToFront, ToText};
-use crate::serve::metrics::End;
+use crate::serve::metrics::{End, Stage};
 use crate::serve::model::TextModel;
 use crate::serve::random::Random;
 use crate::serve::reader::{Long, Read, Reader, Ready, Work, read_long};
 use crate::serve::record::{Asked, Digests, Facts, Line, RecordFile, Recorder, Written};
-use crate::serve::{Bounds, Parts, info, limits};
+use crate::serve::trail::Trail;
+use crate::serve::view::View;
+use crate::serve::{Bounds, Parts, info, limits, props};
 
 /// A body that is read without delay for others: milliseconds of work, whatever it holds but a form to compile.
 const SMALL_BODY_BYTES: usize = 64 * 1024;
@@ -86,6 +88,7 @@ pub(crate) fn start(
     record: Option<(RecordFile, Digests)>,
 ) -> io::Result<Threads> {
     *shared.model.write() = Some(Arc::new(info::entry(&parts.info, &parts.spec)));
+    *shared.view.write() = Some(Arc::new(View::new(&parts, props::answer(&parts, &bounds))));
     *shared.outage.write() = parts.outage;
     shared.metrics.lock().mtp_offer = Some(parts.spec.mtp);
     let caps = parts.model.caps();
@@ -411,7 +414,8 @@ impl Text {
         let choice = |i: usize| {
             let written = asked.as_ref().map(|_| Written::default());
             let entries = Entries::of(dialect != Dialect::Completion, &lead[i / params.n], markers.as_deref());
-            Choice { written, ..Choice::new(i, entries, &shape) }
+            let trail = params.include_speculation.then(|| Trail::new(markers.as_deref()));
+            Choice { written, trail, ..Choice::new(i, entries, &shape) }
         };
         let choices = (0..count).map(choice).collect();
         let tickets: Vec<Ticket> = (0..count as u64).map(|i| Ticket(self.state.next_ticket + i)).collect();
@@ -440,7 +444,11 @@ impl Text {
             paused: false,
             asked,
         };
-        self.shared.metrics.lock().open += count as u64;
+        let mut metrics = self.shared.metrics.lock();
+        metrics.open += count as u64;
+        let room = job.params.max_tokens.map_or(n_ctx as u64, u64::from);
+        metrics.asked(job.params.n, room, &job.params.speculation, &ignored);
+        drop(metrics);
         let commands = job.submissions(prompts, logprobs, constraint.as_ref());
         self.state.jobs.insert(exchange, job);
         for command in commands {
@@ -466,7 +474,8 @@ impl Text {
                 self.state.commands.extend(pause);
                 self.begin(exchange)
             }
-            Event::Delta { said, tokens, logprobs, .. } => {
+            Event::Delta { said, tokens, origins, drafted, logprobs, .. } => {
+                job.trace(index, &tokens, &origins, drafted, self.reader.model.as_ref());
                 job.delta(index, &said, tokens, &logprobs, self.reader.model.as_ref(), &mut self.random)
             }
             Event::Finished { finish, report, .. } => {
@@ -477,6 +486,7 @@ impl Text {
                 metrics.open -= 1;
                 metrics.running -= u64::from(job.admitted[index]);
                 metrics.used(&report, counts_prompt);
+                metrics.finished(finish, &report, Instant::now());
                 drop(metrics);
                 // A choice of no tokens ends without having been admitted.
                 self.open_stream(exchange);
@@ -629,6 +639,9 @@ impl Text {
                 let gone = Gone { exchange: job.exchange, choice: index, counts_prompt, line };
                 self.state.gone.insert(ticket, gone);
                 self.uncount(job.admitted[index], end);
+                if end == End::Cancelled {
+                    self.shared.metrics.lock().cancelled(job.stage(index));
+                }
                 self.command(Command::Cancel(ticket));
             }
         }
@@ -696,6 +709,16 @@ impl Job {
     /// Whether a choice waits for a slot.
     fn waits(&self) -> bool {
         self.choices.iter().zip(&self.admitted).any(|(choice, admitted)| !admitted && choice.end.is_none())
+    }
+
+    /// What a choice that has not ended is at.
+    fn stage(&self, index: usize) -> Stage {
+        match (self.admitted[index], self.choices[index].completion_tokens) {
+            (false, _) => Stage::Queued,
+            (true, _) if self.paused => Stage::Stalled,
+            (true, 0) => Stage::Prefill,
+            (true, _) => Stage::Decode,
+        }
     }
 
     /// When the stream needs something although no event has come.

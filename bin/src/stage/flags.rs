@@ -70,7 +70,8 @@ impl LinkFlags {
                     return Err("--stage 1/2 needs --listen: the address at which stage 0 will find it".to_owned());
                 }
                 if of_http {
-                    return Err("--stage 1/2 serves no HTTP; give API keys and --record to --stage 0/2".to_owned());
+                    return Err("--stage 1/2 serves no HTTP; give API keys, --record and what is shown to --stage 0/2"
+                        .to_owned());
                 }
                 Ok(())
             }

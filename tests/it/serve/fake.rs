@@ -8,13 +8,18 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use crossbeam::channel::{self, Receiver, RecvTimeoutError, Sender};
-use engine::api::{AdmitError, Command, Event, Finish, Origin, Report, Speculation, Strategy, Submission, TokenLogprob};
+use engine::api::{
+    AdmitError, Command, Event, Finish, Origin, Report, Speculation, Strategy, Submission, TokenLogprob,
+};
 use engine::channels::Said;
+use engine::clock::Monotonic;
+use engine::gauges::Gauges;
 use engine::ids::{RequestId, Slot, Ticket, TokenId};
+use engine::limits::Limits;
 use engine_bin::menu::{BUILT_IN, Menu};
 use engine_bin::serve::{
     Bounds, Caps, Config, Conversation, Digests, Exit, ModelInfo, MtpOffer, Outage, Parts, RecordFile, RenderError,
-    Rendered, SamplingDefaults, Server, SpecConfig, TextModel,
+    Rendered, SamplingDefaults, Server, SpecConfig, TemplateFacts, TextModel,
 };
 use engine_io::digest::Sha256;
 use serde_json::Value;
@@ -53,6 +58,10 @@ pub fn ids(text: &str) -> Vec<TokenId> {
 }
 
 impl TextModel for Toy {
+    fn template(&self) -> Option<(&str, &TemplateFacts)> {
+        None
+    }
+
     fn vocab(&self) -> usize {
         VOCAB
     }
@@ -363,6 +372,7 @@ pub fn parts(commands: Sender<Command>, events: Receiver<Event>) -> Parts {
     let info = ModelInfo {
         mtp_checked: false,
         id: "org/toy".to_owned(),
+        path: "toy.gguf".to_owned(),
         created: 1_790_000_000,
         n_ctx: N_CTX,
         n_ctx_train: N_CTX,
@@ -376,8 +386,10 @@ pub fn parts(commands: Sender<Command>, events: Receiver<Event>) -> Parts {
         sampling: SamplingDefaults::default(),
     };
     let spec = SpecConfig { default: SPECULATION, menu: Menu::of(SPECULATION), mtp: MtpOffer::Absent };
-    let outage = Outage::default();
-    Parts { model: Box::new(Toy), info, spec, slots: 4, commands, events, outage, strip_billing_line: true }
+    let gauges = Arc::new(Gauges::new(&Limits::new(4, N_CTX)));
+    let (clock, outage) = (Monotonic::default(), Outage::default());
+    let (model, strip_billing_line) = (Box::new(Toy), true);
+    Parts { model, info, spec, slots: 4, commands, events, gauges, clock, outage, strip_billing_line }
 }
 
 /// The simplest body.

@@ -16,5 +16,6 @@ mod record;
 mod replay;
 mod responses;
 mod rules;
+mod shown;
 mod slow;
 mod streaming;

@@ -42,7 +42,7 @@ impl Writer for Frame {
             let lead = scene.lead_of(choice.index);
             if !lead.is_empty() {
                 let lead = Piece { parts: vec![Part::Content(lead.to_owned())], ..Piece::default() };
-                self.piece(choice.index, &lead, &[], scene, out);
+                self.piece(choice.index, &lead, &[], None, scene, out);
             }
         }
     }
@@ -53,6 +53,7 @@ impl Writer for Frame {
         choice: usize,
         piece: &Piece,
         tokens: &[TokenId],
+        mut trail: Option<Map<String, Value>>,
         scene: &Scene<'_>,
         out: &mut Vec<u8>,
     ) -> bool {
@@ -61,7 +62,10 @@ impl Writer for Frame {
         let mut any = false;
         for part in &piece.parts {
             let own = if matches!(part, Part::Content(_)) { std::mem::take(&mut entries) } else { &[] };
-            if let Some(chunk) = self.part_chunk(choice, part, own, ids) {
+            if let Some(mut chunk) = self.part_chunk(choice, part, own, ids) {
+                if let Some(trail) = trail.take() {
+                    chunk.insert("speculation".to_owned(), trail.into());
+                }
                 answers::event(&with_usage(chunk, scene), out);
                 ids = ids.map(|_| [].as_slice());
                 any = true;
@@ -70,13 +74,25 @@ impl Writer for Frame {
         any
     }
 
-    fn end(&mut self, choice: usize, entries: &[Entry], tokens: &[TokenId], scene: &Scene<'_>, out: &mut Vec<u8>) {
+    fn end(
+        &mut self,
+        choice: usize,
+        entries: &[Entry],
+        tokens: &[TokenId],
+        trail: Option<Map<String, Value>>,
+        scene: &Scene<'_>,
+        out: &mut Vec<u8>,
+    ) {
         let ids = scene.params.return_tokens.then_some(tokens);
         let reason = self.reason(&scene.choices[choice], scene.params);
         let mut chunk = with_usage(self.finish_chunk(choice, reason, entries, ids), scene);
         let (last, include_usage) = (scene.is_over(), scene.params.include_usage);
         if last && !include_usage {
             scene.put_stats(&mut chunk);
+        }
+        if let Some(trail) = trail {
+            let said = chunk.entry("speculation").or_insert_with(|| Map::new().into());
+            said.as_object_mut().expect("it is an object").extend(trail);
         }
         answers::event(&chunk, out);
         if last && include_usage {

@@ -20,6 +20,7 @@ use crate::serve::params::Params;
 use crate::serve::parts::{self, Assembler, Item, Part, Shape};
 use crate::serve::random::Random;
 use crate::serve::record::Written;
+use crate::serve::trail::Trail;
 use crate::serve::stats::Stats;
 
 /// Whose API a request speaks.
@@ -105,12 +106,28 @@ pub(crate) trait Writer: Send {
     /// What opens a stream.
     fn begin(&mut self, scene: &Scene<'_>, out: &mut Vec<u8>);
 
-    /// What an event adds to a choice of a stream. `tokens` are ids that were not sent yet; whether they are now.
-    fn piece(&mut self, choice: usize, piece: &Piece, tokens: &[TokenId], scene: &Scene<'_>, out: &mut Vec<u8>)
-    -> bool;
+    /// What an event adds to a choice of a stream. `tokens` are ids that were not sent yet; whether they are now. `trail`:
+    /// who proposed them, where that is wanted.
+    fn piece(
+        &mut self,
+        choice: usize,
+        piece: &Piece,
+        tokens: &[TokenId],
+        trail: Option<Map<String, Value>>,
+        scene: &Scene<'_>,
+        out: &mut Vec<u8>,
+    ) -> bool;
 
     /// The end of a choice of a stream, with the entries and ids that are left, and of the stream if it is the last.
-    fn end(&mut self, choice: usize, entries: &[Entry], tokens: &[TokenId], scene: &Scene<'_>, out: &mut Vec<u8>);
+    fn end(
+        &mut self,
+        choice: usize,
+        entries: &[Entry],
+        tokens: &[TokenId],
+        trail: Option<Map<String, Value>>,
+        scene: &Scene<'_>,
+        out: &mut Vec<u8>,
+    );
 
     /// The whole answer of a request that is not streamed.
     fn whole(&mut self, scene: &Scene<'_>) -> Map<String, Value>;
@@ -160,6 +177,8 @@ pub(crate) struct Choice {
     pub end: Option<(Finish, Box<Report>)>,
     /// Everything so far, of a choice that is recorded.
     pub written: Option<Written>,
+    /// Who proposed what was not sent yet, where that is wanted.
+    pub trail: Option<Trail>,
 }
 
 /// What one event adds to a choice.
@@ -183,6 +202,7 @@ impl Choice {
             completion_tokens: 0,
             end: None,
             written: None,
+            trail: None,
         }
     }
 

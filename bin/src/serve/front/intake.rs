@@ -123,7 +123,7 @@ impl Front {
             keys: &self.keys,
             body_limit: self.config.body_limit,
             bodies_limit: self.config.bodies_limit,
-            metrics_auth: self.config.metrics_auth,
+            show: self.config.show,
             bodies_bytes: self.shared.bodies_bytes(),
             reserved: conn.reserved,
             queue_full: self.to_text.is_full(),

@@ -481,6 +481,7 @@ impl Front {
         let Some(mut conn) = self.conns[index].take() else { return };
         if conn.stalled_out(now, &self.config.bounds) {
             tracing::info!("a reader took nothing for too long; its connection is closed");
+            self.shared.metrics.lock().stall_kills += 1;
             return self.bury(*conn, index);
         }
         match &mut conn.phase {

@@ -1,0 +1,216 @@
+"""Uses the page of a running server in Chromium, by keyboard alone, in both colour schemes and at two widths.
+
+Usage: page.py BASE_URL [--shots DIR] [--browser PATH]
+
+Needs `pip install playwright`, and `playwright install chromium` or the path of a Chromium. The server is to run without API keys. Ends with 0 when
+everything held, and else with the first thing that did not.
+"""
+
+import argparse
+import json
+import pathlib
+import re
+import sys
+import time
+
+from playwright.sync_api import sync_playwright
+
+PROMPT = "Write def total(items) and def count(items) in Python, each with a loop over items."
+DEADLINE_S = 120
+
+
+def check(held, what):
+    if not held:
+        sys.exit(f"FAILED: {what}")
+
+
+def press_until(page, key, wanted, most=40):
+    """Presses a key until the element with this id has the focus."""
+    for _ in range(most):
+        if page.evaluate("document.activeElement.id") == wanted:
+            return
+        page.keyboard.press(key)
+    sys.exit(f"FAILED: {key} does not lead to #{wanted}")
+
+
+def until(page, held):
+    """Waits for an expression to hold. The page's policy forbids the driver's own way, which compiles text in the page."""
+    end = time.monotonic() + DEADLINE_S
+    while not page.evaluate(held):
+        check(time.monotonic() < end, f"it never came to {held}; {page.inner_text('#health')}; {page.inner_text('#log')[-300:]}")
+        page.wait_for_timeout(50)
+
+
+def wait_idle(page):
+    until(page, "!document.getElementById('send').disabled")
+
+
+def fits(page, where):
+    width, inner = page.evaluate("[document.documentElement.scrollWidth, window.innerWidth]")
+    check(width <= inner, f"{where}: the page is {width} px wide in a window of {inner} px")
+
+
+def chat(page, base, strategies):
+    """A chat of two turns, the second stopped, with nothing but keys."""
+    page.keyboard.press("Tab")
+    check(page.evaluate("document.activeElement.className") == "skip", "the first stop of Tab skips to the message")
+    page.keyboard.press("Enter")
+    press_until(page, "Tab", "prompt")
+    page.keyboard.type(PROMPT)
+    press_until(page, "Tab", "strategy")
+    page.keyboard.press("End")
+    check(page.evaluate("document.getElementById('strategy').value") == strategies[-1], "End chooses the last strategy")
+    press_until(page, "Tab", "policy")
+    page.keyboard.press("End")
+    check(page.evaluate("document.getElementById('policy').value") == "fixed", "End chooses a fixed window")
+    press_until(page, "Tab", "width")
+    page.keyboard.press("Control+A")
+    page.keyboard.type("6")
+    press_until(page, "Tab", "limit")
+    page.keyboard.press("Control+A")
+    page.keyboard.type("120")
+    press_until(page, "Shift+Tab", "prompt")
+    with page.expect_request(base + "/v1/chat/completions") as asked:
+        page.keyboard.press("Enter")
+    wish = asked.value.post_data_json
+    check(wish["speculative"]["strategy"] == strategies[-1], f"the strategy is sent: {wish}")
+    check(wish["speculative"]["window"] == {"policy": "fixed", "initial": 6, "max": 6}, f"the window is sent: {wish}")
+    check(wish["max_tokens"] == 120, f"the limit is sent: {wish}")
+    wait_idle(page)
+    answer = page.locator("article.assistant").first
+    check(page.locator(".error").count() == 0, f"no error: {answer.inner_text()}")
+    spans = answer.locator("span[title]")
+    sources = set(spans.evaluate_all("all => all.map(one => one.title)"))
+    check("target" in sources, f"tokens of the target are marked: {sources}")
+    drafters = {name for name in ("mtp", "suffix") if any(name in strategy for strategy in strategies)}
+    check(not drafters or sources & drafters, f"drafted tokens are marked: {sources}")
+    for name in sources - {"target"}:
+        line = answer.locator(f"span.{name}").first.evaluate("one => getComputedStyle(one).textDecorationLine")
+        check(line == "underline", f"{name} is not told by its colour alone: {line}")
+    figures = answer.locator(".figures").inner_text()
+    check(re.search(r"\d+ tokens · [\d,.]+ tokens/s · first after [\d,]+ ms", figures), f"figures: {figures}")
+    check(not drafters or "drafts accepted" in figures, f"acceptance: {figures}")
+    check("complete" in page.locator("#spoken").inner_text(), "the end of an answer is announced")
+    check(page.evaluate("document.activeElement.id") == "prompt", "the focus goes back to the message")
+
+    def endless(route):
+        route.continue_(post_data=json.dumps({**route.request.post_data_json, "ignore_eos": True}))
+
+    # However short the model would be.
+    page.route("**/v1/chat/completions", endless)
+    page.keyboard.type("And now write all of it once more, a hundred times.")
+    press_until(page, "Tab", "limit")
+    page.keyboard.press("Control+A")
+    page.keyboard.type("4000")
+    press_until(page, "Shift+Tab", "prompt")
+    page.keyboard.press("Enter")
+    until(page, "document.querySelectorAll('article.assistant')[1]?.querySelector('span[title]')")
+    until(page, "document.querySelectorAll('#slots li.busy').length > 0")
+    page.keyboard.press("Escape")
+    wait_idle(page)
+    check("ended: stopped" in page.locator("article.assistant").nth(1).inner_text(), "Escape stops an answer")
+    until(page, "document.querySelectorAll('#slots li.busy').length === 0")
+
+
+def board(page, base):
+    """The dashboard shows what the server says."""
+    until(page, "document.querySelectorAll('#systems tr').length === 11")
+    slots = page.request.get(base + "/slots").json()
+    check(page.locator("#slots li").count() == len(slots), "every slot is shown")
+    until(page, "document.getElementById('pages-text').textContent.startsWith('0 used')")
+    text = page.locator("#pages-text").inner_text()
+    check(re.match(r"0 used, [\d,]+ cached, [\d,]+ free", text), f"pages: {text}")
+    check(page.locator("#proposers tr").count() == 2, "both proposers are shown")
+    check(page.locator("#health").inner_text() == "ready", "the state of the server is shown")
+
+
+def labelled(page):
+    """Every control has a name that is read out."""
+    nameless = page.evaluate(
+        """() => [...document.querySelectorAll('input, select, textarea, button')]
+        .filter(one => !(one.labels?.length || one.getAttribute('aria-label') || one.textContent.trim()))
+        .map(one => one.id)"""
+    )
+    check(nameless == [], f"controls without a label: {nameless}")
+
+
+def contrast(page, where):
+    """Text of tokens against what is behind it: at least 4.5 to 1."""
+    worst = page.evaluate(
+        """() => {
+        const light = (rgb) => {
+          const [r, g, b] = rgb.match(/[\\d.]+/g).map(Number).map((v) => v / 255).map((v) => (v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4));
+          return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+        };
+        const behind = (one) => {
+          for (let at = one; at; at = at.parentElement) {
+            const colour = getComputedStyle(at).backgroundColor;
+            if (colour !== 'rgba(0, 0, 0, 0)') return colour;
+          }
+          return 'rgb(255, 255, 255)';
+        };
+        const ratio = (one) => {
+          const [a, b] = [light(getComputedStyle(one).color), light(behind(one))].sort((x, y) => y - x);
+          return (a + 0.05) / (b + 0.05);
+        };
+        const all = [...document.querySelectorAll('h1, h2, h3, p, label, li, span, td, th, dt, dd, button, input, select, textarea')];
+        return all.filter((one) => one.offsetParent && !one.disabled && one.textContent.trim()).map((one) => [ratio(one), one.tagName + '.' + one.className + ' ' + one.textContent.slice(0, 30)]).sort((x, y) => x[0] - y[0])[0];
+        }"""
+    )
+    check(worst[0] >= 4.5, f"{where}: contrast {worst[0]:.2f} of {worst[1]!r}")
+
+
+def run(browser, base, strategies, scheme, width, shots):
+    where = f"{scheme}-{width}"
+    context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
+    page = context.new_page()
+    said, asked = [], []
+    page.on("console", lambda message: said.append(message.text))
+    page.on("pageerror", lambda error: said.append(str(error)))
+    page.on("request", lambda request: asked.append(request.url))
+    page.goto(base + "/")
+    until(page, "document.querySelectorAll('#strategy option').length > 0")
+    offered = page.eval_on_selector_all("#strategy option", "all => all.slice(1).map(one => one.value)")
+    check(offered == strategies, f"strategies: {offered} instead of {strategies}")
+    fits(page, where + " at first")
+    if shots:
+        page.screenshot(path=shots / f"{where}-first.png", full_page=True)
+    chat(page, base, strategies)
+    board(page, base)
+    labelled(page)
+    fits(page, where)
+    contrast(page, where)
+    if shots:
+        page.evaluate("document.getElementById('log').scrollTop = 0; window.scrollTo(0, 0)")
+        page.screenshot(path=shots / f"{where}.png", full_page=True)
+    page.keyboard.press("Tab")
+    if shots:
+        page.screenshot(path=shots / f"{where}-focus.png")
+    foreign = [url for url in asked if not url.startswith((base + "/", "data:"))]
+    check(foreign == [], f"{where}: requests to others: {foreign}")
+    check(said == [], f"{where}: the console says {said}")
+    context.close()
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("base")
+    parser.add_argument("--shots", type=pathlib.Path)
+    parser.add_argument("--browser")
+    args = parser.parse_args()
+    base = args.base.rstrip("/")
+    if args.shots:
+        args.shots.mkdir(parents=True, exist_ok=True)
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=args.browser)
+        context = browser.new_context()
+        strategies = context.request.get(base + "/v1/models").json()["data"][0]["meta"]["strategies"]
+        for scheme in ("light", "dark"):
+            for width in (1280, 360):
+                run(browser, base, strategies, scheme, width, args.shots)
+        browser.close()
+    print("ok: chat by keyboard, dashboard, labels, contrast and width, in both schemes at 1280 and 360 px")
+
+
+if __name__ == "__main__":
+    main()
