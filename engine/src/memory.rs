@@ -285,9 +285,8 @@ fn ledger(limits: &Limits, vocab: usize, stateful: bool) -> Vec<Part> {
         Plans::bytes_for(slots),
         Windows::bytes_for(slots, window_max),
         Outbox::bytes_for(slots),
-        Totals::bytes_for(slots),
-        Gauges::bytes_for(slots),
     ];
+    let shown = Totals::bytes_for(slots) + Gauges::bytes_for(slots);
     // A place of a bounded channel is a message and its stamp.
     let place = |message: usize| message + size_of::<usize>();
     // A mask for every row that a step may have; each is made once, and copied on its way to another process.
@@ -301,6 +300,7 @@ fn ledger(limits: &Limits, vocab: usize, stateful: bool) -> Vec<Part> {
         Part::memory("prefix cache", Prefix::bytes_for(limits, stateful)),
         Part::memory("penalties", History::bytes_for(vocab)),
         Part::memory("request tables", per_slot.iter().sum()),
+        Part::memory("counters and gauges", shown),
         Part::memory("channels", channels),
         Part::bound("masks of constraints", masks),
         Part::bound("prompts that wait", waiting.saturating_mul(context).saturating_mul(size_of::<TokenId>())),

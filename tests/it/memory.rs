@@ -268,7 +268,7 @@ fn inspect_tells_what_a_file_is() {
 /// All rooms of a server; and what the small ones take, which no count of a whole process shows.
 #[test]
 fn every_room_is_listed_and_small_ones_have_their_size() {
-    const ROOMS: [&str; 39] = [
+    const ROOMS: [&str; 40] = [
         "model files",
         "repacked weights",
         "small tensors",
@@ -295,6 +295,7 @@ fn every_room_is_listed_and_small_ones_have_their_size() {
         "prefix cache",
         "penalties",
         "request tables",
+        "counters and gauges",
         "channels",
         "masks of constraints",
         "prompts that wait",

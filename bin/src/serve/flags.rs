@@ -8,7 +8,7 @@ use clap::Args;
 use crate::bench::options::within;
 use crate::memory::SizeFlag;
 use crate::serve::cors::Origins;
-use crate::serve::{Bounds, limits};
+use crate::serve::{Aliases, Bounds, limits};
 
 /// The longest time that a flag may ask for: a day.
 const SECONDS_MAX: f64 = 86_400.0;

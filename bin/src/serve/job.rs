@@ -16,6 +16,7 @@ use crate::serve::link::Exchange;
 use crate::serve::metrics::End;
 use crate::serve::model::TextModel;
 use crate::serve::params::Params;
+use crate::serve::parts::Part;
 use crate::serve::random::Random;
 use crate::serve::record::{Asked, Line};
 use crate::serve::trail::Trail;
@@ -180,7 +181,7 @@ impl Job {
         if !self.params.stream {
             return choice.keep(piece);
         }
-        if piece.parts.iter().all(|part| matches!(part, Part::CallEnd)) {
+        if piece.parts.iter().all(|part| matches!(part, Part::CallEnd { .. })) {
             return;
         }
         let tokens = std::mem::take(&mut choice.tokens);

@@ -437,6 +437,7 @@ mod tests {
             stream: false,
             include_usage: false,
             continuous_usage: false,
+            include_speculation: false,
             max_tokens: None,
             n: 1,
             sampling: engine::api::Sampling::greedy(),

@@ -415,7 +415,7 @@ fn describe(args: &ServeArgs, file: &ModelFile, model: &Model, n_ctx: usize, tok
             (_, Some(package)) => package.manifest.model_id.clone(),
             _ => name_of(file),
         },
-        path: match path.filter(|_| args.low.expose_paths) {
+        path: match path.filter(|_| args.low.http.expose_paths) {
             Some(path) => path.display().to_string(),
             None => file.name(),
         },

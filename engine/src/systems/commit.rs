@@ -79,6 +79,9 @@ pub fn commit(
             now_ns,
         );
         let forced = trunk.rules.mask_of(rule + walk.agreed as usize, vocab).is_some_and(leaves_one);
+        if forced && walk.bonus && plans.counted[slot.index()] {
+            *outbox.origins[slot.index()].last_mut().expect("it was said") = Origin::Forced;
+        }
         rule += 1 + windows.draft_len(row);
         count(slot, row, walk, forced, plans, windows, counters);
         let s = slot.index();

@@ -258,7 +258,10 @@ fn a_tool_loop_closes_and_its_prefix_is_found_again() {
         // The patterns of all but the last tools are beyond what can be enforced.
         let codes: Vec<&str> = answer.header("x-engine-warnings").unwrap().split(", ").collect();
         assert_eq!((codes[0], codes.len()), ("billing_line_stripped", 19), "{codes:?}");
-        assert!(codes[1..].iter().enumerate().all(|(i, code)| *code == format!("schema_relaxed:tools.{i}")), "{codes:?}");
+        assert!(
+            codes[1..].iter().enumerate().all(|(i, code)| *code == format!("schema_relaxed:tools.{i}")),
+            "{codes:?}"
+        );
         answer.json()
     };
     let mut messages = json!([{"role": "user", "content": [{"type": "text", "text": "two calls"}]}]);
@@ -355,7 +358,8 @@ fn a_fault_in_mid_stream_is_an_event_and_a_broken_transfer() {
 fn thinking_without_tokens_is_text() {
     let fake = Fake::start(|_| Script::Say(vec!["Hel", "lo"], Finish::EndToken(END)));
     let whole = ask(fake.address(), PATH, &body("hi", json!({"thinking": {"type": "enabled"}}))).json();
-    let parts = put_together(&ask(fake.address(), PATH, &body("hi", json!({"thinking": {"type": "enabled"}, "stream": true}))));
+    let parts =
+        put_together(&ask(fake.address(), PATH, &body("hi", json!({"thinking": {"type": "enabled"}, "stream": true}))));
     for message in [whole, parts] {
         assert_eq!(message["content"], json!([{"type": "text", "text": "<think>\nHello", "citations": null}]));
     }

@@ -3,7 +3,7 @@
 use std::io::{Read as _, Write as _};
 use std::time::{Duration, Instant};
 
-use engine_bin::serve::{Bounds, Config, Origins, raise_descriptors};
+use engine_bin::serve::{Bounds, Config, Origins, Show, raise_descriptors};
 
 use super::client::{Client, DEADLINE, get, post};
 use super::fake::{Fake, chat, config, hello};
@@ -305,7 +305,8 @@ fn a_prefix_leads_to_every_path() {
         ("/health", 200),
         ("/llmhealth", 404),
         ("/llm/llm/health", 404),
-        ("/llm", 404),
+        ("/llm", 200),
+        ("/llm/nowhere", 404),
         ("/llm/v1/embeddings", 501),
     ] {
         row(&fake, get(path).as_bytes(), status, true);
@@ -462,7 +463,8 @@ fn pages_of_other_origins() {
 #[test]
 fn metrics_ask_for_a_key_where_that_is_wanted() {
     for metrics_auth in [false, true] {
-        let fake = Fake::with(Config { api_keys: vec!["secret".to_owned()], metrics_auth, ..config() }, hello);
+        let show = Show { metrics_key: metrics_auth, ..Show::default() };
+        let fake = Fake::with(Config { api_keys: vec!["secret".to_owned()], show, ..config() }, hello);
         row(&fake, get("/metrics").as_bytes(), if metrics_auth { 401 } else { 200 }, true);
         row(&fake, b"GET /metrics HTTP/1.1\r\nHost: h\r\nx-api-key: secret\r\n\r\n", 200, true);
         row(&fake, get("/health").as_bytes(), 200, true);

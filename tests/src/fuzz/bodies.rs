@@ -172,6 +172,7 @@ fn reader(path: &'static str) -> Reader {
     let vocab = tokenizer.len();
     let model = Arc::new(GgufText::new(tokenizer).expect("its template compiles"));
     let info = ModelInfo {
+        path: "scripted".to_owned(),
         id: "m".to_owned(),
         created: 0,
         n_ctx: CONTEXT,

@@ -155,12 +155,28 @@ impl Writer for MessageWriter {
         }
     }
 
-    fn piece(&mut self, _: usize, piece: &Piece, _: &[TokenId], _: Option<Map<String, Value>>, _: &Scene<'_>, out: &mut Vec<u8>) -> bool {
+    fn piece(
+        &mut self,
+        _: usize,
+        piece: &Piece,
+        _: &[TokenId],
+        _: Option<Map<String, Value>>,
+        _: &Scene<'_>,
+        out: &mut Vec<u8>,
+    ) -> bool {
         piece.parts.iter().for_each(|part| self.part(part, out));
         true
     }
 
-    fn end(&mut self, choice: usize, _: &[Entry], _: &[TokenId], _: Option<Map<String, Value>>, scene: &Scene<'_>, out: &mut Vec<u8>) {
+    fn end(
+        &mut self,
+        choice: usize,
+        _: &[Entry],
+        _: &[TokenId],
+        _: Option<Map<String, Value>>,
+        scene: &Scene<'_>,
+        out: &mut Vec<u8>,
+    ) {
         self.close(out);
         let (reason, sequence) = stop_reason(&scene.choices[choice], &scene.params.stop_text);
         let delta = json!({"stop_reason": reason, "stop_sequence": sequence});

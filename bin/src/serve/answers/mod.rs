@@ -20,8 +20,8 @@ use crate::serve::params::Params;
 use crate::serve::parts::{self, Assembler, Item, Part, Shape};
 use crate::serve::random::Random;
 use crate::serve::record::Written;
-use crate::serve::trail::Trail;
 use crate::serve::stats::Stats;
+use crate::serve::trail::Trail;
 
 /// Whose API a request speaks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -277,7 +277,15 @@ impl Writer for ResponseWriter {
         }
     }
 
-    fn piece(&mut self, _: usize, piece: &Piece, _: &[TokenId], _: Option<Map<String, Value>>, _: &Scene<'_>, out: &mut Vec<u8>) -> bool {
+    fn piece(
+        &mut self,
+        _: usize,
+        piece: &Piece,
+        _: &[TokenId],
+        _: Option<Map<String, Value>>,
+        _: &Scene<'_>,
+        out: &mut Vec<u8>,
+    ) -> bool {
         let mut entries = logprobs(&piece.entries);
         for part in &piece.parts {
             let own = if matches!(part, Part::Content(_)) { std::mem::take(&mut entries) } else { Vec::new() };
@@ -286,7 +294,15 @@ impl Writer for ResponseWriter {
         true
     }
 
-    fn end(&mut self, _: usize, entries: &[Entry], _: &[TokenId], _: Option<Map<String, Value>>, scene: &Scene<'_>, out: &mut Vec<u8>) {
+    fn end(
+        &mut self,
+        _: usize,
+        entries: &[Entry],
+        _: &[TokenId],
+        _: Option<Map<String, Value>>,
+        scene: &Scene<'_>,
+        out: &mut Vec<u8>,
+    ) {
         if let Some(open) = &mut self.open
             && open.kind == Kind::Message
         {

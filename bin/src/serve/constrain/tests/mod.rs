@@ -14,7 +14,7 @@ use serde_json::{Map, Value, json};
 
 use super::format::{Form, Format};
 use super::*;
-use crate::serve::model::{Caps, Conversation, RenderError, Rendered};
+use crate::serve::model::{Caps, Conversation, RenderError, Rendered, TemplateFacts};
 use crate::serve::tools::Tool;
 
 /// Tokens of more than a byte.
@@ -46,6 +46,10 @@ const WORDS: usize = VOCAB.div_ceil(32);
 struct Bytes;
 
 impl TextModel for Bytes {
+    fn template(&self) -> Option<(&str, &TemplateFacts)> {
+        None
+    }
+
     fn vocab(&self) -> usize {
         VOCAB
     }
