@@ -28,7 +28,13 @@ fn shared() -> SocketAddr {
             Rule::new("for ever", &format!("</think>\n\n{}", "on and ".repeat(3000))),
         ]
     };
-    let start = || ScriptedServer::start(Config::local(0, CONTEXT), &Limits::new(4, CONTEXT), rules());
+    let start = || {
+        ScriptedServer::start(
+            Config::local(0, CONTEXT),
+            &Limits { prefix_cache: true, ..Limits::new(4, CONTEXT) },
+            rules(),
+        )
+    };
     SERVER.get_or_init(start).address()
 }
 

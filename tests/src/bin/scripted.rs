@@ -24,7 +24,11 @@ fn main() -> ExitCode {
             return ExitCode::from(2);
         }
     };
-    let server = ScriptedServer::start(Config::local(0, CONTEXT), &Limits::new(4, CONTEXT), rules);
+    let server = ScriptedServer::start(
+        Config::local(0, CONTEXT),
+        &Limits { prefix_cache: true, ..Limits::new(4, CONTEXT) },
+        rules,
+    );
     println!("http://{}", server.address());
     let _ = std::io::stdout().flush();
     server.wait();
