@@ -25,7 +25,6 @@ fn shared() -> SocketAddr {
             Rule::new("two calls", TWO_CALLS),
             Rule::new("just talk", "I think END.\n</think>\n\nHello, END world"),
             Rule::new("no thinking", "Hello"),
-            Rule::new("for ever", &format!("</think>\n\n{}", "on and ".repeat(3000))),
         ]
     };
     let start = || {
@@ -199,11 +198,22 @@ fn every_end_has_its_reason() {
         assert_eq!(stopped["content"][1]["text"], "Hello, ");
         assert_eq!(ended(stopped), (json!("stop_sequence"), json!("END")));
         assert_eq!(ended(of("just talk", json!({"max_tokens": 2}))), (json!("max_tokens"), Value::Null));
-        let full = of("for ever", json!({"max_tokens": 128_000}));
-        assert_eq!(ended(full), (json!("model_context_window_exceeded"), Value::Null));
         let none = of("just talk", json!({"max_tokens": 0}));
         assert_eq!(none["content"], json!([]));
         assert_eq!(ended(none), (json!("max_tokens"), Value::Null));
+    }
+}
+
+#[test]
+fn a_limit_beyond_the_context_is_none() {
+    const SMALL: usize = 64;
+    let rules = vec![Rule::new("for ever", &format!("</think>\n\n{}", "on and ".repeat(SMALL)))];
+    let server = ScriptedServer::start(Config::local(0, SMALL), &Limits::new(1, SMALL), rules);
+    for stream in [false, true] {
+        let more = json!({"max_tokens": 128_000, "stream": stream});
+        let answer = ask(server.address(), PATH, &body("for ever", more));
+        let message = if stream { put_together(&answer) } else { answer.json() };
+        assert_eq!(message["stop_reason"], "model_context_window_exceeded", "{message}");
     }
 }
 
@@ -363,9 +373,9 @@ fn a_fault_in_mid_stream_is_an_event_and_a_broken_transfer() {
 #[test]
 fn thinking_without_tokens_is_text() {
     let fake = Fake::start(|_| Script::Say(vec!["Hel", "lo"], Finish::EndToken(END)));
-    let whole = ask(fake.address(), PATH, &body("hi", json!({"thinking": {"type": "enabled"}}))).json();
-    let parts =
-        put_together(&ask(fake.address(), PATH, &body("hi", json!({"thinking": {"type": "enabled"}, "stream": true}))));
+    let of = |stream: bool| body("hi", json!({"stream": stream, "thinking": {"type": "adaptive"}}));
+    let whole = ask(fake.address(), PATH, &of(false)).json();
+    let parts = put_together(&ask(fake.address(), PATH, &of(true)));
     for message in [whole, parts] {
         assert_eq!(message["content"], json!([{"type": "text", "text": "<think>\nHello", "citations": null}]));
     }

@@ -35,6 +35,7 @@ pub(crate) const FIELDS: &[(&str, Class)] = &[
     ("tools", Honoured),
     ("tool_choice", Honoured),
     ("thinking", Honoured),
+    ("thread", Honoured),
     ("output_config", Honoured),
     ("chat_template_kwargs", Honoured),
     ("enable_thinking", Honoured),
@@ -63,6 +64,11 @@ pub(crate) struct Read {
 /// # Errors
 /// 400 naming the field.
 pub(crate) fn read(body: &Fields<'_, '_>, caps: &Caps, strip_billing: bool) -> Result<Read, ApiError> {
+    if body.get("thread").is_some_and(|thread| thread != false) {
+        // Clients know this code, and send the whole conversation then.
+        let message = "this server keeps no conversation; send all messages, and no thread";
+        return Err(ApiError::message_rule("thread_unsupported_request", "thread", message));
+    }
     let mut warnings = Vec::new();
     let list = body.list("messages")?.ok_or_else(|| ApiError::missing("messages"))?;
     conversation::check_length(list, "messages")?;

@@ -172,6 +172,7 @@ fn what_is_wrong_is_named_where_it_stands() {
         ("thinking", json!({"budget": 1}), "unsupported_parameter thinking.budget"),
         ("thinking", json!({"type": "enabled", "budget_tokens": 1.5}), "invalid_type thinking.budget_tokens"),
         ("output_config", json!({"effort": "much"}), "invalid_value output_config.effort"),
+        ("thread", json!({"type": "new"}), "thread_unsupported_request thread"),
         ("tool_choice", json!("auto"), "invalid_type tool_choice"),
         ("tool_choice", json!({"type": "any"}), "invalid_value tool_choice"),
         ("tool_choice", json!({"type": "some"}), "invalid_value tool_choice.type"),
