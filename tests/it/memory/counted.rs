@@ -85,7 +85,8 @@ fn worked(model: &Arc<Model>, options: ExecOptions) -> (CpuExecutor, usize) {
 
 /// Rooms so small in every model here that no count can tell them from what is loose: a few rows of floats, and what is
 /// a byte or a few for every token of a vocabulary of 512.
-const TOO_SMALL: [&str; 6] = ["counters and gauges", "n-gram histories", "page tables", "penalties", "recurrent weights", "sampling"];
+const TOO_SMALL: [&str; 6] =
+    ["counters and gauges", "n-gram histories", "page tables", "penalties", "recurrent weights", "sampling"];
 
 /// Rooms that were planned, and those of them whose absence a count would have shown.
 #[derive(Default)]

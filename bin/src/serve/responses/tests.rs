@@ -126,7 +126,7 @@ fn what_is_wrong_is_named_where_it_stands() {
         ("reasoning", json!({"effort": "much"}), "invalid_value reasoning.effort"),
         ("reasoning", json!({"context": "all_turns"}), "unsupported_value reasoning.context"),
         ("text", json!({"shape": 1}), "unsupported_parameter text.shape"),
-        ("text", json!({"format": {"type": "json_object"}}), "unsupported_parameter text.format"),
+        ("text", json!({"format": {"type": "yaml"}}), "unsupported_value text.format.type"),
         ("tools", json!([{"type": "function", "name": "a b"}]), "invalid_value tools[0].name"),
         ("tools", json!([{"type": "teleport"}]), "unsupported_value tools[0].type"),
         ("tool_choice", json!({"type": "web_search_preview"}), "invalid_value tool_choice.type"),
