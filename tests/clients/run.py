@@ -79,7 +79,7 @@ def main():
             failed.append(f"{name} at {address}")
 
     with server(TARGET / "scripted", HERE / "rules.json") as address:
-        for name in ["openai_chat.py", "litellm_all.py", "llm_cli.py"]:
+        for name in ["openai_chat.py", "openai_responses.py", "anthropic_sdk.py", "litellm_all.py", "llm_cli.py"]:
             script(name, address, python)
         script("aider_edit.py", address, python, env={**os.environ, "AIDER": str(aider)})
         script("curl.sh", address, "bash")

@@ -308,14 +308,17 @@ fn a_limit_leaves_the_last_item_incomplete() {
 
 #[test]
 fn entries_cover_the_text_of_the_message() {
-    let more = json!({"include": ["message.output_text.logprobs"], "top_logprobs": 2, "tools": tools()});
-    let (whole, parts) = (whole("just talk", more.clone()), streamed("just talk", more));
-    assert_eq!(same(&whole), same(&parts));
-    let entries = whole["output"][1]["content"][0]["logprobs"].as_array().unwrap();
-    let bytes: Vec<u8> =
-        entries.iter().flat_map(|e| e["bytes"].as_array().unwrap()).map(|b| b.as_u64().unwrap() as u8).collect();
-    assert_eq!(String::from_utf8(bytes).unwrap().trim_matches('\n'), "Hello, END world");
-    assert!(entries.iter().all(|e| e["top_logprobs"].as_array().unwrap().len() == 2));
+    // The last token of the first reaches into the newline that stands before its calls.
+    for (prompt, text) in [("two calls", "Ok \u{e9}."), ("just talk", "Hello, END world")] {
+        let more = json!({"include": ["message.output_text.logprobs"], "top_logprobs": 2, "tools": tools()});
+        let (whole, parts) = (whole(prompt, more.clone()), streamed(prompt, more));
+        assert_eq!(same(&whole), same(&parts));
+        let entries = whole["output"][1]["content"][0]["logprobs"].as_array().unwrap();
+        let bytes: Vec<u8> =
+            entries.iter().flat_map(|e| e["bytes"].as_array().unwrap()).map(|b| b.as_u64().unwrap() as u8).collect();
+        assert_eq!(String::from_utf8(bytes).unwrap().trim_matches('\n'), text);
+        assert!(entries.iter().all(|e| e["top_logprobs"].as_array().unwrap().len() == 2));
+    }
 }
 
 #[test]
