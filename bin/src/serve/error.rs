@@ -91,6 +91,12 @@ impl ApiError {
         Self::new(400, INVALID, code, format!("{param}: {}", message.as_ref())).at(param)
     }
 
+    /// What a request asks for leaves no answer; nobody but who asked can change that.
+    pub(crate) fn contradiction() -> Self {
+        let message = "the form and the bans of this request leave no token that could come next; loosen one of them";
+        Self::new(400, INVALID, "invalid_value", message)
+    }
+
     /// A schema, expression or grammar that cannot be compiled.
     pub(crate) fn invalid_schema(param: &str, message: &str) -> Self {
         Self::new(400, INVALID, "invalid_schema", format!("{param}: {message}")).at(param)

@@ -204,8 +204,7 @@ impl Job {
                 return Outcome::Fail(ApiError::engine("the model produced no finite value; the request cannot go on"));
             }
             Finish::Fault(Fault::Barred) => {
-                let message = "the constraint and the bans of this request leave no token that could come next";
-                return Outcome::Fail(ApiError::engine(message));
+                return Outcome::Fail(ApiError::contradiction());
             }
             Finish::Fault(Fault::Lost) => return Outcome::Fail(ApiError::stage_lost()),
             _ => {}

@@ -181,7 +181,7 @@ fn an_answer_of_a_form_ends_with_the_form() {
     let answer = ask(address, "/v1/chat/completions", &body);
     assert_eq!(
         (answer.status, answer.json()["error"]["code"].as_str()),
-        (500, Some("engine_error")),
+        (400, Some("invalid_value")),
         "{}",
         answer.text()
     );
