@@ -100,7 +100,7 @@ def main():
         checks = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance"
         done = subprocess.run([python.parent / "schemathesis", "run", f"{address}/openapi.json", "--max-examples", "20",
                                "--phases", "examples,coverage,fuzzing", "--seed", "1", "--request-timeout", "60",
-                               "--checks", checks])
+                               "--checks", checks], cwd=CACHE)
         failed.extend(["schemathesis"] if done.returncode else [])
     print("clients: " + (f"failed: {', '.join(failed)}" if failed else "all passed"))
     return bool(failed)

@@ -470,7 +470,7 @@ mod tests {
         let mut mail = Mail { jobs: taken, done, session: Some(2), waiting: None };
         jobs.send(Job::Request { session: 1, sequence: 9, frame: Vec::new() }).expect("room");
         jobs.send(Job::Reject { session: 1, reason: String::new() }).expect("room");
-        mail.look().expect("nothing of this session is wrong");
+        mail.look().expect("what came for the link before is passed over");
         assert!(mail.waiting.is_none());
         assert!(matches!(answers.try_recv(), Ok(Done { session: 1, sequence: 9, reply: None })));
         jobs.send(Job::Request { session: 2, sequence: 1, frame: vec![7] }).expect("room");
