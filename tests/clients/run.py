@@ -1,10 +1,12 @@
 """Runs every client script against this repository's servers: `python3 tests/clients/run.py`.
 
 Builds the programs, makes virtual environments under .cache/clients, starts the scripted target, the built-in model and,
-where it can be had, SmolLM2, and runs the scripts one after the other. Ends with 1 if any of them fails."""
+where the tests have fetched it, SmolLM2, and runs the scripts one after the other; the page in Chromium, where there is
+one. With REQUIRE_MODELS=1 or REQUIRE_BROWSER=1 a missing model or browser is a failure. Ends with 1 if anything fails."""
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -73,8 +75,8 @@ def main():
     modules = node()
     failed = []
 
-    def script(name, address, *words, **more):
-        done = subprocess.run([*words, HERE / name, address], **more)
+    def script(name, address, *words, more=(), **options):
+        done = subprocess.run([*words, HERE / name, address, *more], cwd=CACHE, **options)
         if done.returncode != 0:
             failed.append(f"{name} at {address}")
 
@@ -90,11 +92,21 @@ def main():
     models = [("built-in", [])]
     if smollm2():
         models.append(("SmolLM2", ["--model", smollm2()]))
+    elif os.environ.get("REQUIRE_MODELS") == "1":
+        failed.append("SmolLM2 has not been fetched; `cargo test` fetches it")
     else:
         print("clients: SmolLM2 has not been fetched, its protocol run is skipped")
     for name, flags in models:
         with server(TARGET / "engine-serve", "--port", "0", *flags) as address:
             script("protocol.py", address, python)
+    browser = shutil.which("chromium")
+    if browser:
+        with server(TARGET / "engine-serve", "--port", "0") as address:
+            script("page.py", address, python, more=["--browser", browser])
+    elif os.environ.get("REQUIRE_BROWSER") == "1":
+        failed.append("chromium is not on PATH, and the page was to be opened in it")
+    else:
+        print("clients: no chromium, the page is not opened")
     # The description, by a tool that makes requests of it: no 500, no answer that it does not allow.
     with server(TARGET / "engine-serve", "--port", "0", "--ctx-size", "1024") as address:
         checks = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance"
