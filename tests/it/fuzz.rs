@@ -48,7 +48,14 @@ targets! {
     body_tokenize: "body-tokenize", 3_000;
     body_detokenize: "body-detokenize", 3_000;
     body_apply_template: "body-apply-template", 3_000;
+    body_messages: "body-messages", 3_000;
+    body_responses: "body-responses", 3_000;
+    schema: "schema", 400;
     template: "template", 1_500;
+    answer_xml: "answer-xml", 5_000;
+    answer_hermes: "answer-hermes", 5_000;
+    answer_llama3: "answer-llama3", 5_000;
+    answer_nemotron2: "answer-nemotron2", 5_000;
     manifest: "manifest", 5_000;
     trace_slipstream: "trace-slipstream", 5_000;
     trace_openai: "trace-openai", 5_000;

@@ -5,12 +5,14 @@
 //!
 //! A finding is a panic. What is found becomes a fault fixed in the parser and a row of its own tests.
 
+mod answer;
 mod bodies;
 mod files;
 mod gguf;
 mod http;
 mod json;
 mod mutate;
+mod schema;
 mod stage;
 mod template;
 
@@ -42,7 +44,14 @@ pub const ALL: &[Target] = &[
     bodies::TOKENIZE,
     bodies::DETOKENIZE,
     bodies::APPLY_TEMPLATE,
+    bodies::MESSAGES,
+    bodies::RESPONSES,
+    schema::TARGET,
     template::TARGET,
+    answer::XML,
+    answer::HERMES,
+    answer::LLAMA3,
+    answer::NEMOTRON2,
     files::MANIFEST,
     files::SLIPSTREAM,
     files::OPENAI,

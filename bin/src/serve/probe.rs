@@ -1,12 +1,22 @@
-//! What comes from clients, read as the front and `text` read it, but without sockets and without an engine: for whoever
-//! wants to know what they make of any bytes at all.
+//! What comes from clients, read as the front and `text` read it, and what a model writes, put together as `text` does it;
+//! but without sockets and without an engine: for whoever wants to know what they make of any bytes at all.
 
 use std::sync::Arc;
 use std::time::Instant;
 
-use crate::serve::constrain::Compiler;
+use engine::api::Stop;
+use engine::channels::{Markers, Said};
+use engine::constraint::Constraint;
+use engine::ids::{Slot, TokenId};
+use engine::tables::output::Outputs;
+use engine_io::text::ToolStyle;
+use serde_json::{Map, Value};
+
+use crate::serve::calls::Kinds;
+use crate::serve::constrain::{Compiled, Compiler};
 use crate::serve::http::{Decoder, HeadError, Method, head};
 use crate::serve::link::{Body, Exchange, Request, Shared};
+use crate::serve::parts::{self, Assembler, Item, Shape};
 use crate::serve::random::Random;
 use crate::serve::reader::{Read, Reader};
 use crate::serve::routes::{self, Route};
@@ -142,16 +152,92 @@ impl Bodies {
         Self { reader, shared: Arc::new(Shared::new()) }
     }
 
-    /// Reads the body of a POST to `path`; `None` for a path that takes none.
-    pub fn read(&mut self, path: &str, body: &[u8]) -> Option<Outcome> {
+    /// Reads the body of a POST to `path`, with what the answer's tokens may be; `None` for a path that takes none.
+    pub fn read(&mut self, path: &str, body: &[u8]) -> Option<(Outcome, Option<Box<dyn Constraint>>)> {
         let route: Route = routes::find(path).ok().filter(|route| route.check_method(Method::Post).is_ok())?;
         self.shared.bodies_more(body.len());
         let body = Body::new(body.to_vec(), Arc::clone(&self.shared));
         let exchange = Exchange { conn: 0, serial: 0 };
         let request = Request { exchange, route, body, received: Instant::now(), session: None, id: String::new() };
         Some(match self.reader.read(request).read {
-            Read::Answer(reply) => Outcome::Answer(reply.status, reply.body),
-            Read::Ready(ready) => Outcome::Prompts(ready.prompts.iter().map(Vec::len).collect()),
+            Read::Answer(reply) => (Outcome::Answer(reply.status, reply.body), None),
+            Read::Ready(ready) => {
+                let prompts = Outcome::Prompts(ready.prompts.iter().map(Vec::len).collect());
+                (prompts, ready.constraint.as_ref().map(Compiled::start))
+            }
         })
+    }
+}
+
+/// A part of an answer, as clients get it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Told {
+    /// Thinking.
+    Reasoning(String),
+    /// Text.
+    Content(String),
+    /// A call of a tool.
+    Call {
+        /// Of the tool.
+        name: String,
+        /// JSON, or of a custom tool its input.
+        arguments: String,
+        /// Of a custom tool.
+        custom: bool,
+        /// It has ended, and not by a limit.
+        whole: bool,
+    },
+}
+
+/// Puts answers together from what a model commits.
+pub struct Answers {
+    shape: Arc<Shape>,
+    markers: Arc<Markers>,
+    stop: Stop,
+}
+
+impl Answers {
+    /// Of a model that writes calls in this style and marks its channels so; `tools` with the schemas of their arguments,
+    /// none for a custom one.
+    pub fn new(style: ToolStyle, markers: Markers, tools: &[(&str, Option<&Map<String, Value>>)], stop: Stop) -> Self {
+        let custom = tools.iter().filter(|(_, schema)| schema.is_none()).map(|(name, _)| (*name).to_owned()).collect();
+        let kinds = Kinds::new(tools.iter().copied());
+        let shape =
+            Shape { think: Some(("<think>", "</think>")), style, kinds, custom, id: "call_", ..Shape::default() };
+        Self { shape: Arc::new(shape), markers: Arc::new(markers), stop }
+    }
+
+    /// One answer, committed tick by tick: tokens with what they show. `cut`: a limit has ended it.
+    pub fn put_together(&self, ticks: &[Vec<(TokenId, Vec<u8>)>], cut: bool) -> Vec<Told> {
+        let slot = Slot(0);
+        let mut outputs = Outputs::new(1);
+        outputs.start(slot, false, Some(Arc::clone(&self.markers)));
+        let (mut assembler, mut random, mut items) = (Assembler::new(&self.shape), Random::new(), Vec::new());
+        let mut ended = false;
+        for (nth, tick) in ticks.iter().enumerate() {
+            let mut said = Said::default();
+            for (token, bytes) in tick {
+                ended = outputs.token(slot, *token, bytes, &self.stop, true, &mut said).is_some();
+                if ended {
+                    break;
+                }
+            }
+            if nth + 1 == ticks.len() && !ended {
+                outputs.state[0].finish(&mut said);
+            }
+            assembler.take(&said, &mut random).iter().for_each(|part| parts::add(&mut items, part));
+            if ended {
+                break;
+            }
+        }
+        assembler.finish(cut && !ended, &mut random).iter().for_each(|part| parts::add(&mut items, part));
+        let told = |item| match item {
+            Item::Reasoning(text) => Told::Reasoning(text),
+            Item::Content(text) => Told::Content(text),
+            Item::Call { call, arguments, whole } => {
+                Told::Call { name: call.name, arguments, custom: call.custom, whole }
+            }
+        };
+        items.into_iter().map(told).collect()
     }
 }

@@ -67,6 +67,20 @@ pub(super) const APPLY_TEMPLATE: Target = Target {
     damage: Damage::Json,
     reader: || reader("/apply-template"),
 };
+pub(super) const MESSAGES: Target = Target {
+    name: "body-messages",
+    seeds: || documents(&[messages(), message_tools()]),
+    words: FIELDS,
+    damage: Damage::Json,
+    reader: || reader("/v1/messages"),
+};
+pub(super) const RESPONSES: Target = Target {
+    name: "body-responses",
+    seeds: || documents(&[responses(), response_items()]),
+    words: FIELDS,
+    damage: Damage::Json,
+    reader: || reader("/v1/responses"),
+};
 
 /// Names and values that bodies are made of.
 const FIELDS: &[&str] = &[
@@ -133,6 +147,28 @@ const FIELDS: &[&str] = &[
     "5",
     "-1",
     "{\"a\": 1}",
+    "input",
+    "instructions",
+    "function_call",
+    "function_call_output",
+    "custom",
+    "input_text",
+    "output_text",
+    "max_output_tokens",
+    "thinking",
+    "enabled",
+    "budget_tokens",
+    "tool_use",
+    "tool_result",
+    "input_schema",
+    "output_config",
+    "effort",
+    "low",
+    "reasoning",
+    "include",
+    "previous_response_id",
+    "strict",
+    "format",
 ];
 
 fn simple_chat() -> Value {
@@ -162,11 +198,59 @@ fn tools() -> Value {
         "tool_choice": "auto", "parallel_tool_calls": true})
 }
 
+fn messages() -> Value {
+    json!({"model": "m", "max_tokens": 8, "stream": true, "metadata": {"user_id": "u"},
+        "system": [{"type": "text", "text": "x-anthropic-billing-header: a=b; cch=12345;\nYou help.",
+            "cache_control": {"type": "ephemeral"}}],
+        "messages": [{"role": "user", "content": "hi"}, {"role": "system", "content": "note"},
+            {"role": "assistant", "content": [{"type": "thinking", "thinking": "t", "signature": "engine-0"},
+                {"type": "text", "text": "a"}]},
+            {"role": "user", "content": [{"type": "text", "text": "b"}]}],
+        "thinking": {"type": "enabled", "budget_tokens": 3}, "stop_sequences": ["x"], "temperature": 0.5, "top_k": 3,
+        "output_config": {"effort": "low", "format": {"type": "json_schema", "schema": {"type": "object"}}}})
+}
+
+fn message_tools() -> Value {
+    json!({"max_tokens": 8, "system": "s",
+        "messages": [{"role": "user", "content": "weather?"},
+            {"role": "assistant", "content": [{"type": "tool_use", "id": "t1", "name": "f", "input": {"city": "Paris"}}]},
+            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t1", "is_error": true,
+                "content": [{"type": "text", "text": "rain"}]}]}],
+        "tools": [{"name": "f", "description": "d", "strict": true,
+            "input_schema": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}},
+            {"type": "web_search_20250305", "name": "web_search"}],
+        "tool_choice": {"type": "any", "disable_parallel_tool_use": true}})
+}
+
+fn responses() -> Value {
+    json!({"model": "m", "input": "hi", "instructions": "s", "max_output_tokens": 8, "stream": true, "store": false,
+        "text": {"format": {"type": "json_schema", "name": "n", "schema": {"type": "object"}, "strict": true},
+            "verbosity": "low"},
+        "reasoning": {"effort": "low", "summary": "auto"}, "temperature": 0.5, "top_p": 0.9, "top_logprobs": 2,
+        "include": ["message.output_text.logprobs"], "metadata": {"a": "b"}})
+}
+
+fn response_items() -> Value {
+    json!({"input": [
+            {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "d"}]},
+            {"role": "user", "content": "weather?"},
+            {"type": "reasoning", "summary": [{"type": "summary_text", "text": "r"}], "encrypted_content": null},
+            {"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{\"city\": \"Paris\"}"},
+            {"type": "function_call_output", "call_id": "c1", "output": "rain"},
+            {"type": "custom_tool_call", "call_id": "c2", "name": "sh", "input": "ls"},
+            {"type": "custom_tool_call_output", "call_id": "c2", "output": [{"type": "input_text", "text": "a"}]}],
+        "tools": [{"type": "function", "name": "f", "strict": false,
+                "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}},
+            {"type": "custom", "name": "sh", "format": {"type": "text"}}, {"type": "web_search"}],
+        "tool_choice": {"type": "function", "name": "f"}, "parallel_tool_calls": false})
+}
+
 fn documents(list: &[Value]) -> Vec<Vec<u8>> {
     list.iter().map(|document| document.to_string().into_bytes()).collect()
 }
 
-fn reader(path: &'static str) -> Reader {
+/// What reads bodies for the built-in model, and the model.
+pub(super) fn bodies() -> (Bodies, Arc<GgufText>) {
     let file = ModelSource::BuiltIn.open(OpenOptions::default()).expect("the built-in model opens");
     let tokenizer = Arc::new(Tokenizer::from_meta(file.meta()).expect("it has a tokenizer"));
     let vocab = tokenizer.len();
@@ -188,25 +272,33 @@ fn reader(path: &'static str) -> Reader {
         sampling: SamplingDefaults::default(),
     };
     let spec = SpecConfig { default: BUILT_IN, menu: Menu::of(BUILT_IN), mtp: MtpOffer::Ready };
-    let mut bodies = Bodies::new(model, info, spec, 4);
-    Box::new(move |bytes| match bodies.read(path, bytes).expect("a path of a POST") {
+    (Bodies::new(Arc::clone(&model) as _, info, spec, 4), model)
+}
+
+/// An answer without an engine, checked; whether it is that of a body in order.
+pub(super) fn answered(status: u16, body: &[u8]) -> bool {
+    // A client's fault is said to be one: a 5xx would be sent again.
+    assert!(status == 200 || (400..500).contains(&status), "status {status}");
+    // An answer may be a stream of events.
+    if status == 200 && body.starts_with(b"event: ") {
+        return true;
+    }
+    let answer: Value = serde_json::from_slice(body).expect("an answer is JSON");
+    if status != 200 {
+        let error = &answer["error"];
+        assert!(error["message"].is_string() && error["type"].is_string() && error["code"].is_string(), "{error}");
+        assert!(body.len() < 4096, "an error of {} bytes", body.len());
+    }
+    status == 200
+}
+
+fn reader(path: &'static str) -> Reader {
+    let (mut bodies, _) = bodies();
+    Box::new(move |bytes| match bodies.read(path, bytes).expect("a path of a POST").0 {
         Outcome::Prompts(prompts) => {
             assert!(!prompts.is_empty());
             true
         }
-        Outcome::Answer(status, body) => {
-            // A client's fault is said to be one: a 5xx would be sent again.
-            assert!(status == 200 || (400..500).contains(&status), "status {status}");
-            let answer: Value = serde_json::from_slice(&body).expect("an answer is JSON");
-            if status != 200 {
-                let error = &answer["error"];
-                assert!(
-                    error["message"].is_string() && error["type"].is_string() && error["code"].is_string(),
-                    "{error}"
-                );
-                assert!(body.len() < 4096, "an error of {} bytes", body.len());
-            }
-            status == 200
-        }
+        Outcome::Answer(status, body) => answered(status, &body),
     })
 }

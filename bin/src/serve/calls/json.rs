@@ -1,6 +1,8 @@
-//! `{"name": NAME, "arguments": {...}}`, alone, in a list, or one behind the other: arguments are passed on as they are.
-//! `parameters` is another name of `arguments`. What stands between the objects does not count.
+//! `{"name": NAME, "arguments": {...}}`, alone, in a list, or one behind the other: arguments are passed on as they are, as
+//! far as they are JSON; from there on they are closed. `parameters` is another name of `arguments`. What stands between the
+//! objects does not count.
 
+use super::strict::Strict;
 use super::{Anomalies, CallPart, Kinds};
 
 /// Arguments that come before the name, or as a string, wait for it; so does any other member, to be passed over.
@@ -13,6 +15,10 @@ pub(super) struct Json {
     begun: bool,
     /// Arguments so far, said or not.
     arguments: String,
+    /// Where they are.
+    strict: Strict,
+    /// What came of them is no JSON, and no more of them counts.
+    broken: bool,
     /// Bytes of them that were said.
     said: usize,
     has_arguments: bool,
@@ -94,6 +100,8 @@ impl Json {
             name: None,
             begun: false,
             arguments: String::new(),
+            strict: Strict::new(),
+            broken: false,
             said: 0,
             has_arguments: false,
         }
@@ -112,10 +120,6 @@ impl Json {
         }
         anomalies.unterminated_calls += 1;
         if !cut && self.name.is_some() {
-            if self.has_arguments {
-                let end = completion(&self.arguments);
-                self.arguments.push_str(&end);
-            }
             return self.end(anomalies, out);
         }
         if self.begun {
@@ -129,6 +133,8 @@ impl Json {
         self.name = None;
         self.begun = false;
         self.arguments.clear();
+        self.strict = Strict::new();
+        self.broken = false;
         self.said = 0;
         self.has_arguments = false;
     }
@@ -170,14 +176,16 @@ impl Json {
                     ("arguments" | "parameters", '"') if !self.has_arguments => Which::Quoted,
                     _ => Which::Other,
                 };
-                self.has_arguments |= which == Which::Arguments;
+                self.has_arguments |= matches!(which, Which::Arguments | Which::Quoted);
                 let mut scan = Scan::default();
                 scan.ends(c);
                 if which == Which::Arguments {
-                    self.arguments.push(c);
                     scan.text.clear();
                 }
                 self.at = At::Value { which, scan };
+                if which == Which::Arguments {
+                    self.argue(c);
+                }
             }
             At::Value { scan, .. } if scan.is_word() && (matches!(c, ',' | '}' | ']') || space) => {
                 self.at = At::Key;
@@ -188,22 +196,50 @@ impl Json {
             At::Value { which, scan } => {
                 let (which, ends) = (*which, scan.ends(c));
                 if which == Which::Arguments {
-                    self.arguments.push(c);
                     scan.text.clear();
                 }
+                let text = if ends { std::mem::take(&mut scan.text) } else { String::new() };
                 if ends {
-                    let text = std::mem::take(&mut scan.text);
                     self.at = At::Key;
-                    match which {
-                        Which::Name => self.name = serde_json::from_str(&text).ok(),
-                        Which::Quoted => {
-                            self.arguments = serde_json::from_str(&text).unwrap_or_default();
-                            self.has_arguments = !self.arguments.is_empty();
-                        }
-                        Which::Arguments | Which::Other => {}
+                }
+                match which {
+                    Which::Arguments => self.argue(c),
+                    Which::Name if ends => self.name = serde_json::from_str(&text).ok(),
+                    Which::Quoted if ends => {
+                        let text: String = serde_json::from_str(&text).unwrap_or_default();
+                        text.chars().for_each(|c| self.argue(c));
                     }
+                    Which::Name | Which::Quoted | Which::Other => {}
+                }
+                if ends && matches!(which, Which::Arguments | Which::Quoted) {
+                    self.complete(anomalies);
                 }
             }
+        }
+    }
+
+    /// A character of the arguments. A control character that a string should have had as an escape becomes one.
+    fn argue(&mut self, c: char) {
+        if self.broken {
+            return;
+        }
+        if c < ' ' && self.strict.in_string() {
+            let escape = format!("\\u{:04x}", u32::from(c));
+            self.broken |= !escape.chars().all(|c| self.strict.take(c));
+            self.arguments.push_str(&escape);
+        } else if self.strict.take(c) {
+            self.arguments.push(c);
+        } else {
+            self.broken = true;
+        }
+    }
+
+    /// No more of the arguments comes: what they lack is added.
+    fn complete(&mut self, anomalies: &mut Anomalies) {
+        if !self.strict.done() {
+            anomalies.unterminated_calls += u64::from(self.broken || self.arguments.is_empty());
+            self.arguments.push_str(&self.strict.completion());
+            self.strict = Strict::finished();
         }
     }
 
@@ -228,38 +264,14 @@ impl Json {
             // An object that names nothing calls nothing.
             anomalies.unterminated_calls += 1;
         } else {
-            if !self.has_arguments {
-                self.has_arguments = true;
+            if !std::mem::replace(&mut self.has_arguments, true) {
+                self.strict = Strict::finished();
                 self.arguments.push_str("{}");
             }
+            self.complete(anomalies);
             self.say(anomalies, out);
             out.push(CallPart::End);
         }
         self.forget();
     }
-}
-
-/// What makes the beginning of an object a whole one, as far as anything does.
-fn completion(text: &str) -> String {
-    let mut open = Vec::new();
-    let (mut string, mut escape) = (false, false);
-    for c in text.chars() {
-        match c {
-            _ if escape => escape = false,
-            '\\' if string => escape = true,
-            '"' => string = !string,
-            '{' | '[' if !string => open.push(if c == '{' { '}' } else { ']' }),
-            '}' | ']' if !string => drop(open.pop()),
-            _ => {}
-        }
-    }
-    let closers: String = open.iter().rev().collect();
-    let quote = if string { "\"" } else { "" };
-    let escaped = ["", "\\", "0", "00", "000", "0000"];
-    let rests = ["", "null", ":null", "\"\":null", "0", "rue", "ue", "e", "alse", "lse", "se", "ull", "ll", "l"];
-    let ends = escaped.iter().flat_map(|e| rests.iter().map(move |r| (e, r)));
-    let whole = ends.map(|(e, r)| format!("{e}{quote}{r}{closers}")).find(|end| {
-        serde_json::from_str::<serde_json::Map<String, serde_json::Value>>(&format!("{text}{end}")).is_ok()
-    });
-    whole.unwrap_or_default()
 }

@@ -3,6 +3,7 @@
 
 mod json;
 mod kinds;
+mod strict;
 mod xml;
 
 pub(crate) use kinds::Kinds;

@@ -140,4 +140,30 @@ fn json_that_goes_wrong_is_said_and_closed() {
     check(ToolStyle::Hermes, r#"{"name": "l"#, false, "", OPEN);
     check(ToolStyle::Hermes, r#"{"arguments": {}}"#, false, "", OPEN);
     check(ToolStyle::Hermes, "not JSON", false, "", FINE);
+    // Arguments count as far as they are JSON.
+    for (arguments, read) in [
+        (r#"{"n":aramete {}}"#, r#"{"n":null}"#),
+        (r#"{"dir": "x"parameters": {"a": 1}}"#, r#"{"dir": "x"}"#),
+        (r#"{"dir": "a" "n": 01}"#, r#"{"dir": "a" }"#),
+        (r#"{"dir": tru}"#, r#"{"dir": true}"#),
+        (r#"{"dir": [1}"#, r#"{"dir": [1]}"#),
+        (r#""\u20ac""#, "{}"),
+        (r#""{\"n\": 3""#, r#"{"n": 3}"#),
+        (r#""""#, "{}"),
+    ] {
+        for (style, text) in [
+            (ToolStyle::Hermes, format!(r#"{{"name": "ls", "arguments": {arguments}}}"#)),
+            (ToolStyle::Nemotron2, format!(r#"[{{"name": "ls", "arguments": {arguments}}}]"#)),
+            (ToolStyle::Llama3, format!(r#"{{"name": "ls", "parameters": {arguments}}}"#)),
+        ] {
+            for size in 1..=text.len() {
+                let (calls, anomalies) = read(style, &text, size, false);
+                assert_eq!(calls, format!("ls({read})"), "{text}");
+                assert!(anomalies.unterminated_calls > 0, "{text}: {anomalies:?}");
+            }
+        }
+    }
+    // A line's end within a string is written as JSON has it.
+    let lines = "{\"name\": \"ls\", \"arguments\": {\"dir\": \"a\n\tb\"}}";
+    check(ToolStyle::Hermes, lines, false, r#"ls({"dir": "a\u000a\u0009b"})"#, FINE);
 }
