@@ -523,6 +523,8 @@ pub struct Report {
     pub forced: u64,
     /// Tokens of thinking among the completion's, its markers included.
     pub reasoning: u64,
+    /// Sequences of bytes that were no characters and are U+FFFD in the text.
+    pub invalid_utf8: u64,
     /// Drafts trimmed because the constraint does not allow them.
     pub trimmed_constraint: u64,
     /// Time that masks of window rows took.

@@ -216,6 +216,7 @@ impl ScriptedServer {
             size: 1,
             ftype: "F32".to_owned(),
             arch: "scripted".to_owned(),
+            trunk_layers: 1,
             nextn: 0,
             sampling: SamplingDefaults::default(),
         };

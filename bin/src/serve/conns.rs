@@ -61,6 +61,25 @@ pub(crate) enum Phase {
     },
 }
 
+/// What a connection is at, for metrics.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Standing {
+    /// Between two requests.
+    Idle,
+    /// A request is coming, or something that nobody wants.
+    Reading,
+    /// Its request waits, or an answer is being made that is sent as a whole.
+    Waiting,
+    /// An answer is going out.
+    Writing,
+}
+
+impl Standing {
+    /// All of them, with their names.
+    pub(crate) const ALL: [(Self, &'static str); 4] =
+        [(Self::Idle, "idle"), (Self::Reading, "reading"), (Self::Waiting, "waiting"), (Self::Writing, "writing")];
+}
+
 /// A request whose body is arriving.
 pub(crate) struct Reading {
     pub head: Head,
@@ -124,7 +143,8 @@ pub(crate) struct Conn {
     pub reserved: bool,
     /// One too many: it was told so and is being closed.
     pub turned_away: bool,
-    /// Bytes given to the socket.
+    /// Bytes taken from the socket, and given to it.
+    pub received_bytes: u64,
     pub sent_bytes: u64,
     budget: Budget,
     /// The round of the front that the budget is for.
@@ -152,6 +172,7 @@ impl Conn {
             close: false,
             reserved,
             turned_away: false,
+            received_bytes: 0,
             sent_bytes: 0,
             budget: TURN,
             round: 0,
@@ -163,6 +184,17 @@ impl Conn {
     pub(crate) fn start_turn(&mut self, round: u64) {
         if self.round != round {
             (self.round, self.budget) = (round, TURN);
+        }
+    }
+
+    /// What it is at.
+    pub(crate) fn standing(&self) -> Standing {
+        match &self.phase {
+            _ if self.unsent() > 0 => Standing::Writing,
+            Phase::Busy(busy) if busy.open => Standing::Writing,
+            Phase::Busy(_) => Standing::Waiting,
+            Phase::Head { started: false, .. } => Standing::Idle,
+            Phase::Head { .. } | Phase::Body(_) | Phase::Drain { .. } | Phase::Linger { .. } => Standing::Reading,
         }
     }
 
@@ -210,6 +242,7 @@ impl Conn {
                 }
                 Ok(n) => {
                     self.budget.read = self.budget.read.saturating_sub(n);
+                    self.received_bytes += n as u64;
                     self.input.extend(&piece[..n]);
                 }
                 Err(e) if would_block(&e) => self.readable = false,

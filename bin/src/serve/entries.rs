@@ -102,7 +102,7 @@ impl Entries {
             && std::str::from_utf8(&self.cut)
                 .is_err_and(|e| e.valid_up_to() == 0 && e.error_len().is_some_and(|n| n <= before));
         let mut text = String::new();
-        let used = decode(&self.cut, false, &mut text);
+        let (used, _) = decode(&self.cut, false, &mut text);
         self.cut.drain(..used);
         if let Some(first) = text.chars().next().filter(|_| before > 0) {
             let end = self.written + first.len_utf8();

@@ -33,6 +33,9 @@ pub(crate) struct Lengths {
     pub context: u32,
 }
 
+/// Why requests are refused, see [`ApiError::rejection`].
+pub(crate) const REJECTIONS: [&str; 7] = ["queue_full", "draining", "loading", "too_long", "invalid", "auth", "limit"];
+
 const INVALID: &str = "invalid_request_error";
 
 impl ApiError {
@@ -271,6 +274,21 @@ impl ApiError {
             AdmitError::StrategyUnavailable { .. } => Self::strategy_unavailable(error.to_string()),
             AdmitError::Draining => Self::draining(),
         }
+    }
+
+    /// Why a request that gets this answer was refused, in one word; `None` where it was not its fault or the server's
+    /// state that refused it, but something that failed.
+    pub(crate) fn rejection(&self) -> Option<&'static str> {
+        Some(match self.code {
+            "queue_full" => "queue_full",
+            "draining" => "draining",
+            "loading_model" => "loading",
+            "context_length_exceeded" => "too_long",
+            "invalid_api_key" => "auth",
+            "request_too_large" | "uri_too_long" | "headers_too_large" | "request_timeout" | "no_slot" => "limit",
+            _ if (400..500).contains(&self.status) || self.status == 501 => "invalid",
+            _ => return None,
+        })
     }
 
     /// OpenAI's error object.

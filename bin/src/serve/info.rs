@@ -52,6 +52,8 @@ pub struct ModelInfo {
     pub ftype: String,
     /// `general.architecture`.
     pub arch: String,
+    /// Layers, without those of MTP blocks.
+    pub trunk_layers: usize,
     /// MTP blocks.
     pub nextn: usize,
     /// Whether the MTP block's drafts were compared with the model's choices before anything was served: not where there is

@@ -18,6 +18,7 @@ use engine::tables::totals::TIME_BOUNDS_NS;
 
 use crate::embed::Stats;
 use crate::serve::calls::Anomalies;
+use crate::serve::conns::Standing;
 use crate::serve::constrain::Times;
 use crate::serve::record::Counts;
 use crate::serve::schema;
@@ -80,7 +81,11 @@ pub(crate) struct Metrics {
     /// Of a server that compiles constraints.
     pub compiles: Option<Arc<Times>>,
     http: BTreeMap<(&'static str, &'static str, u16), u64>,
-    sent_bytes: u64,
+    /// Connections by what they are at, and bytes of all of them: of the last moment in which somebody asked.
+    pub connections: [u64; Standing::ALL.len()],
+    pub received_bytes: u64,
+    pub sent_bytes: u64,
+    rejected: BTreeMap<&'static str, u64>,
     ends: BTreeMap<End, u64>,
     /// Choices that were cancelled, by what they were at.
     cancelled: BTreeMap<Stage, u64>,
@@ -102,6 +107,7 @@ pub(crate) struct Metrics {
     forced: u64,
     reasoning: u64,
     anomalies: Anomalies,
+    invalid_utf8: u64,
     plain: u64,
     windows: u64,
     mtp: DraftCounts,
@@ -197,7 +203,10 @@ impl Default for Metrics {
             mtp_offer: None,
             records: None,
             http: BTreeMap::new(),
+            connections: [0; Standing::ALL.len()],
+            received_bytes: 0,
             sent_bytes: 0,
+            rejected: BTreeMap::new(),
             ends: BTreeMap::new(),
             cancelled: BTreeMap::new(),
             faults: BTreeMap::new(),
@@ -215,6 +224,7 @@ impl Default for Metrics {
             forced: 0,
             reasoning: 0,
             anomalies: Anomalies::default(),
+            invalid_utf8: 0,
             plain: 0,
             windows: 0,
             mtp: DraftCounts::default(),
@@ -255,14 +265,18 @@ impl Default for Metrics {
 }
 
 impl Metrics {
-    /// One HTTP answer.
-    pub(crate) fn http(&mut self, route: &'static str, method: &'static str, status: u16) {
+    /// One HTTP answer; `rejection`: see [`crate::serve::error::ApiError::rejection`].
+    pub(crate) fn http(
+        &mut self,
+        route: &'static str,
+        method: &'static str,
+        status: u16,
+        rejection: Option<&'static str>,
+    ) {
         *self.http.entry((route, method, status)).or_default() += 1;
-    }
-
-    /// Bytes of a closed connection.
-    pub(crate) fn sent(&mut self, bytes: u64) {
-        self.sent_bytes += bytes;
+        if let Some(reason) = rejection {
+            *self.rejected.entry(reason).or_default() += 1;
+        }
     }
 
     /// A request for so many choices of each prompt was begun.
@@ -321,6 +335,7 @@ impl Metrics {
         self.bonus += report.bonus;
         self.forced += report.forced;
         self.reasoning += report.reasoning;
+        self.invalid_utf8 += report.invalid_utf8;
         self.plain += report.plain;
         self.windows += report.windows;
         self.mtp.add(&report.mtp);

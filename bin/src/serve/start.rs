@@ -428,6 +428,7 @@ fn describe(args: &ServeArgs, file: &ModelFile, model: &Model, n_ctx: usize, tok
         size: file.tensors().iter().map(|t| t.bytes).sum(),
         ftype: main_type.to_owned(),
         arch: model.config.arch.name().to_owned(),
+        trunk_layers: model.config.trunk,
         nextn: model.config.nextn,
         mtp_checked: false,
         sampling: sampling(file.meta()),

@@ -41,7 +41,7 @@ impl Trail {
             let mut text = String::new();
             if !hidden {
                 self.cut.extend_from_slice(&model.piece(*token));
-                let used = decode(&self.cut, false, &mut text);
+                let (used, _) = decode(&self.cut, false, &mut text);
                 self.cut.drain(..used);
             }
             self.tokens.push(json!({"text": text, "source": origin.name()}));

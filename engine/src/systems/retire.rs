@@ -38,6 +38,7 @@ pub fn retire(
         pages.truncate(slot, 0);
         let held = pages.news(slot).map(|(held, free)| Event::Pages { ticket, held, free });
         let mut report = counters.take(slot);
+        report.invalid_utf8 = outputs.state[s].invalid();
         match requests.finish[s] {
             Some(finish) => {
                 let (arrived, admitted) = (requests.arrived_ns[s], requests.admitted_ns[s]);
@@ -66,6 +67,7 @@ pub fn retire(
                 outbox.take_back(slot, ticket);
                 let (tokens, mut said) = (std::mem::take(&mut outbox.tokens[s]), std::mem::take(&mut outbox.said[s]));
                 outputs.state[s].finish(&mut said);
+                report.invalid_utf8 = outputs.state[s].invalid();
                 held.into_iter().for_each(|held| outbox.push(held));
                 outbox.push(Event::Cancelled { ticket, tokens, said, report: Box::new(report) });
             }

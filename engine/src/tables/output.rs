@@ -85,6 +85,8 @@ pub struct Output {
     opening: bool,
     /// Call blocks begun.
     calls: u32,
+    /// Sequences of bytes that were no characters.
+    invalid: u64,
 }
 
 impl Output {
@@ -92,7 +94,13 @@ impl Output {
         self.held.clear();
         let opening = markers.is_some_and(|m| !m.openings.is_empty());
         let (channel, marked) = (markers.map_or(Channel::Content, Markers::first), markers.is_some());
-        *self = Self { held: std::mem::take(&mut self.held), channel, marked, gap: false, opening, calls: 0 };
+        let held = std::mem::take(&mut self.held);
+        *self = Self { held, channel, marked, gap: false, opening, calls: 0, invalid: 0 };
+    }
+
+    /// Sequences of bytes of the text so far that were no characters and became U+FFFD.
+    pub fn invalid(&self) -> u64 {
+        self.invalid
     }
 
     /// Takes a token that shows `bytes` and appends what is certain to `said`. Returns the index of the stop string that
@@ -192,7 +200,8 @@ impl Output {
     /// Releases the first `certain` bytes held, but for a cut character at their end; with `last` that too.
     fn release(&mut self, certain: usize, last: bool, said: &mut Said) {
         let from = said.text.len();
-        let taken = decode(&self.held[..certain], last, &mut said.text);
+        let (taken, invalid) = decode(&self.held[..certain], last, &mut said.text);
+        self.invalid += invalid;
         self.held.drain(..taken);
         if self.marked {
             said.mark(self.channel, from);
@@ -226,15 +235,15 @@ impl Output {
     }
 }
 
-/// Appends the characters of `bytes`, U+FFFD for every invalid sequence, and returns how many bytes were used up: all
-/// of them, or without `last` all but a cut character at the end.
-pub fn decode(bytes: &[u8], last: bool, text: &mut String) -> usize {
-    let mut at = 0;
+/// Appends the characters of `bytes`, U+FFFD for every invalid sequence, and returns how many bytes were used up (all of
+/// them, or without `last` all but a cut character at the end) and how many sequences were invalid.
+pub fn decode(bytes: &[u8], last: bool, text: &mut String) -> (usize, u64) {
+    let (mut at, mut invalid) = (0, 0);
     while at < bytes.len() {
         match std::str::from_utf8(&bytes[at..]) {
             Ok(s) => {
                 text.push_str(s);
-                return bytes.len();
+                return (bytes.len(), invalid);
             }
             Err(e) => {
                 let valid = std::str::from_utf8(&bytes[at..at + e.valid_up_to()]).expect("valid up to here");
@@ -243,18 +252,19 @@ pub fn decode(bytes: &[u8], last: bool, text: &mut String) -> usize {
                 match e.error_len() {
                     Some(n) => {
                         text.push('\u{fffd}');
+                        invalid += 1;
                         at += n;
                     }
                     None if last => {
                         text.push('\u{fffd}');
-                        return bytes.len();
+                        return (bytes.len(), invalid + 1);
                     }
-                    None => return at,
+                    None => return (at, invalid),
                 }
             }
         }
     }
-    at
+    (at, invalid)
 }
 
 #[cfg(test)]

@@ -382,6 +382,7 @@ pub fn parts(commands: Sender<Command>, events: Receiver<Event>) -> Parts {
         size: 1,
         ftype: "F32".to_owned(),
         arch: "toy".to_owned(),
+        trunk_layers: 1,
         nextn: 0,
         sampling: SamplingDefaults::default(),
     };

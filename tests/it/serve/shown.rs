@@ -22,7 +22,7 @@ fn start(show: Show, keys: &[&str]) -> ScriptedServer {
     ScriptedServer::start(config, &limits, vec![Rule::new("count", SAY)])
 }
 
-fn fetch(address: SocketAddr, path: &str) -> Answer {
+pub fn fetch(address: SocketAddr, path: &str) -> Answer {
     let mut client = Client::connect(address);
     client.send(get(path));
     client.answer()
@@ -35,10 +35,10 @@ fn body(more: Value) -> Value {
 }
 
 /// One sample of a family: name, labels, value.
-type Sample = (String, BTreeMap<String, String>, f64);
+pub type Sample = (String, BTreeMap<String, String>, f64);
 
 /// A page that follows the format to the letter: families by name, with their kind.
-fn parse(text: &str) -> BTreeMap<String, (String, Vec<Sample>)> {
+pub fn parse(text: &str) -> BTreeMap<String, (String, Vec<Sample>)> {
     let mut out: BTreeMap<String, (String, Vec<Sample>)> = BTreeMap::new();
     let mut seen = BTreeSet::new();
     let (mut current, mut helped) = (String::new(), None);
@@ -111,7 +111,7 @@ fn check_histogram(name: &str, samples: &[Sample]) {
     assert_eq!((bound, all), (f64::INFINITY, Some(last)), "{name}: the last bucket is the count");
 }
 
-fn sum(page: &BTreeMap<String, (String, Vec<Sample>)>, family: &str, wanted: &[(&str, &str)]) -> u64 {
+pub fn sum(page: &BTreeMap<String, (String, Vec<Sample>)>, family: &str, wanted: &[(&str, &str)]) -> u64 {
     let (_, samples) = page.get(family).unwrap_or_else(|| panic!("there is no {family}"));
     let fits = |labels: &BTreeMap<String, String>| wanted.iter().all(|(k, v)| labels.get(*k).is_some_and(|l| l == v));
     samples.iter().filter(|(_, labels, _)| fits(labels)).map(|(_, _, value)| *value).sum::<f64>() as u64

@@ -267,6 +267,7 @@ pub(super) fn bodies() -> (Bodies, Arc<GgufText>) {
         size: 1,
         ftype: "F32".to_owned(),
         arch: "toy".to_owned(),
+        trunk_layers: 1,
         nextn: 1,
         mtp_checked: true,
         sampling: SamplingDefaults::default(),

@@ -86,16 +86,18 @@ impl Front {
             errors: Shape::default(),
             received: now,
         });
-        let status = reply.status;
+        let (status, rejection) = (reply.status, reply.rejection());
         conn.push_reply(&asked, reply, now);
         conn.input.clear();
-        self.count(&asked, status);
+        self.count(&asked, status, rejection);
         conn.next_request(now);
     }
 
-    pub(super) fn count(&self, asked: &Asked, status: u16) {
+    pub(super) fn count(&self, asked: &Asked, status: u16, rejection: Option<&'static str>) {
         let status = asked.errors.status(status);
-        self.shared.metrics.lock().http(asked.route, asked.method.label(), status);
+        // Who asks how the server is has asked for nothing that could be refused.
+        let rejection = rejection.filter(|_| !["/health", "/livez"].contains(&asked.route));
+        self.shared.metrics.lock().http(asked.route, asked.method.label(), status, rejection);
         let ms = asked.received.elapsed().as_millis() as u64;
         tracing::info!(id = asked.request_id, route = asked.route, status, ms, "request");
     }
@@ -118,6 +120,9 @@ impl Front {
             errors: Shape::of(path, route.as_ref().map(|_| ()), head.header("anthropic-version").is_some()),
             received: now,
         };
+        if matches!(route, Ok(Route::Metrics)) {
+            self.tell_sockets(conn);
+        }
         let gate = Gate {
             shared: &self.shared,
             keys: &self.keys,
@@ -153,9 +158,9 @@ impl Front {
                 if reply.status == 503 {
                     asked.keep_alive &= self.shared.state() == State::Loading;
                 }
-                let status = reply.status;
+                let (status, rejection) = (reply.status, reply.rejection());
                 conn.push_reply(&asked, reply, now);
-                self.count(&asked, status);
+                self.count(&asked, status, rejection);
                 if decoder.done() {
                     conn.next_request(now);
                 } else {
@@ -234,7 +239,7 @@ impl Front {
                     TrySendError::Disconnected(_) => ApiError::engine("the engine has ended"),
                 };
                 conn.push_reply(&asked, Reply::from(&error), now);
-                self.count(&asked, error.status);
+                self.count(&asked, error.status, error.rejection());
                 conn.next_request(now);
             }
         }

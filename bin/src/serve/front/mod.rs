@@ -11,7 +11,7 @@ use crossbeam::channel::{Receiver, Sender, TryRecvError, TrySendError};
 use mio::{Events, Poll, Token};
 
 use crate::serve::auth::Keys;
-use crate::serve::conns::{Conn, Phase};
+use crate::serve::conns::{Conn, Phase, Standing};
 use crate::serve::error::ApiError;
 use crate::serve::http::{Reply, response};
 use crate::serve::link::{Exchange, Shared, State, ToFront, ToText};
@@ -46,6 +46,8 @@ pub(crate) struct Front {
     free: Vec<usize>,
     /// Connections of the table that were turned away.
     turned_away: usize,
+    /// Bytes that connections have received and sent before they ended.
+    past_bytes: (u64, u64),
     shared: Arc<Shared>,
     config: Arc<Config>,
     keys: Keys,
@@ -89,6 +91,7 @@ impl Front {
             conns: Vec::new(),
             free: Vec::new(),
             turned_away: 0,
+            past_bytes: (0, 0),
             shared,
             config,
             keys,
@@ -212,6 +215,7 @@ impl Front {
             if self.turned_away == limits::CONNECTIONS_TURNED_AWAY {
                 // Nobody waits until it has read that: what it sends in the meantime may cost it the answer.
                 let _ = conn.flush(now);
+                self.past_bytes.1 += conn.sent_bytes;
                 return;
             }
             conn.turned_away = true;
@@ -416,7 +420,7 @@ impl Front {
         match answer {
             ToFront::Reply(_, reply, held) => {
                 conn.held = held;
-                over = Some(reply.status);
+                over = Some((reply.status, reply.rejection()));
                 conn.push_reply(&asked, reply, now);
             }
             ToFront::Open(_, headers) => {
@@ -428,18 +432,18 @@ impl Front {
                 if asked.http11 {
                     conn.push(response::LAST_CHUNK, now);
                 }
-                over = Some(200);
+                over = Some((200, None));
             }
             ToFront::Break(_, _, bytes) => {
                 conn.push_stream_data(asked.http11, &bytes, now);
                 conn.close = true;
-                over = Some(200);
+                over = Some((200, None));
             }
             ToFront::Pages(..) | ToFront::Dead => {}
         }
-        if let Some(status) = over {
+        if let Some((status, rejection)) = over {
             conn.next_request(now);
-            self.count(&asked, status);
+            self.count(&asked, status, rejection);
         }
         self.drive(exchange.conn);
     }
@@ -447,11 +451,12 @@ impl Front {
     /// The connection is over; tells `text` if it was answering.
     fn bury(&mut self, mut conn: Conn, index: usize) {
         let _ = conn.stream.deregister(self.poll.registry());
-        self.shared.metrics.lock().sent(conn.sent_bytes);
+        self.past_bytes.0 += conn.received_bytes;
+        self.past_bytes.1 += conn.sent_bytes;
         self.turned_away -= usize::from(conn.turned_away);
         match &conn.phase {
             Phase::Busy(busy) => {
-                self.count(&busy.asked, 499);
+                self.count(&busy.asked, 499, None);
                 self.note(ToText::Gone(Exchange { conn: index, serial: busy.serial }));
             }
             Phase::Body(reading) => self.shared.bodies_less(reading.body.len()),
@@ -460,6 +465,21 @@ impl Front {
         self.free.push(index);
         // Its descriptor may be what `accept` lacked.
         self.accepting = true;
+    }
+
+    /// Tells the metrics what the sockets are at, for the answer that `asking` is about to get.
+    fn tell_sockets(&self, asking: &Conn) {
+        let mut connections = [0; Standing::ALL.len()];
+        connections[Standing::Writing as usize] += 1;
+        let (mut received, mut sent) = self.past_bytes;
+        (received, sent) = (received + asking.received_bytes, sent + asking.sent_bytes);
+        for conn in self.conns.iter().flatten() {
+            connections[conn.standing() as usize] += 1;
+            (received, sent) = (received + conn.received_bytes, sent + conn.sent_bytes);
+        }
+        let mut metrics = self.shared.metrics.lock();
+        metrics.connections = connections;
+        (metrics.received_bytes, metrics.sent_bytes) = (received, sent);
     }
 
     fn check_deadlines(&mut self, now: Instant) {

@@ -42,6 +42,11 @@ impl Reply {
         self
     }
 
+    /// Why it refuses its request, if it does.
+    pub(crate) fn rejection(&self) -> Option<&'static str> {
+        self.error.as_ref().and_then(|error| error.rejection())
+    }
+
     /// An error as its client knows errors.
     pub(crate) fn in_shape(mut self, shape: Shape, request_id: &str) -> Self {
         if let Some(error) = &self.error {

@@ -10,11 +10,13 @@ use crate::serve::view::View;
 pub(super) fn write(page: &mut Exposition, view: &View, snapshot: &Snapshot) {
     let e = &snapshot.engine;
     let labels = &view.labels;
-    let (nextn, slots) = (labels.nextn.to_string(), snapshot.rows.len());
+    let (layers, nextn) = (labels.trunk_layers.to_string(), labels.nextn.to_string());
+    let slots = snapshot.rows.len();
     let about = [
         ("model", labels.model.as_str()),
         ("arch", labels.arch.as_str()),
         ("ftype", labels.ftype.as_str()),
+        ("trunk_layers", layers.as_str()),
         ("nextn", nextn.as_str()),
         ("strategy", labels.strategy),
     ];

@@ -5,6 +5,8 @@ use std::sync::atomic::Ordering;
 use engine::api::Miss;
 use engine::gauges::{Snapshot, State};
 
+use crate::serve::conns::Standing;
+use crate::serve::error::REJECTIONS;
 use crate::serve::info;
 use crate::serve::metrics::exposition::{Exposition, Histogram, Unit};
 use crate::serve::metrics::{End, Metrics, Stage};
@@ -47,10 +49,16 @@ fn http(page: &mut Exposition, m: &Metrics) {
         })
         .collect();
     page.table("engine_http_requests_total", "counter", "HTTP answers", &rows);
-    page.counter("engine_http_response_bytes_total", "Bytes sent on closed connections", m.sent_bytes);
+    page.counter("engine_http_request_bytes_total", "Bytes that clients have sent", m.received_bytes);
+    page.counter("engine_http_response_bytes_total", "Bytes that clients were sent", m.sent_bytes);
+    let states = Standing::ALL.map(|(standing, name)| (name, m.connections[standing as usize]));
+    page.by("engine_http_connections", "gauge", "Connections by what they are at", "state", &states);
 }
 
 fn requests(page: &mut Exposition, m: &Metrics) {
+    let rejected = REJECTIONS.map(|reason| (reason, m.rejected.get(reason).copied().unwrap_or(0)));
+    let help = "Requests that were refused before anything was computed for them";
+    page.by("engine_requests_rejected_total", "counter", help, "reason", &rejected);
     let ends = End::ALL.map(|(end, name)| (name, m.ends.get(&end).copied().unwrap_or(0)));
     page.by("engine_requests_finished_total", "counter", "Choices by the reason of their end", "reason", &ends);
     let stages = Stage::ALL.map(|(stage, name)| (name, m.cancelled.get(&stage).copied().unwrap_or(0)));
@@ -66,6 +74,7 @@ fn requests(page: &mut Exposition, m: &Metrics) {
     let kinds = [
         ("duplicate_parameter", m.anomalies.duplicate_parameters),
         ("unterminated_call", m.anomalies.unterminated_calls),
+        ("invalid_utf8", m.invalid_utf8),
         ("unknown_tool", m.anomalies.unknown_tools),
     ];
     let help = "What models wrote that they should not have";
