@@ -194,6 +194,16 @@ pub(crate) fn find(path: &str) -> Result<Route, ApiError> {
     }))
 }
 
+/// Every path that is served under a fixed name; of the names of a route its own is the first.
+pub(crate) fn served() -> impl Iterator<Item = (&'static str, Route)> {
+    TABLE.iter().map(|(path, route)| (*path, route.clone()))
+}
+
+/// Every path that is known and not implemented; one that ends in `*` stands for everything below it too.
+pub(crate) fn missing() -> impl Iterator<Item = &'static str> {
+    NOT_IMPLEMENTED.iter().map(|(pattern, _)| *pattern)
+}
+
 fn known(path: &str) -> Option<Route> {
     TABLE.iter().find(|(p, _)| *p == path).map(|(_, route)| route.clone())
 }
