@@ -129,6 +129,10 @@ enum slipstream_endpoint
   // `tokens` is the prompt; `json` has the other fields of `/v1/completions`, or is empty. `stream` and
   // `return_token_ids` are true unless it says otherwise.
   SLIPSTREAM_ENDPOINT_TOKENS = 6,
+  // `json` is a body of `/v1/messages`.
+  SLIPSTREAM_ENDPOINT_MESSAGES = 7,
+  // `json` is a body of `/v1/responses`.
+  SLIPSTREAM_ENDPOINT_RESPONSES = 8,
 };
 #ifndef __cplusplus
 #if __STDC_VERSION__ >= 202311L

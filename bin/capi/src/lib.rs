@@ -207,6 +207,8 @@ fn to(endpoint: u32) -> Result<embed::Endpoint, Failure> {
         (Endpoint::Tokenize, embed::Endpoint::Tokenize),
         (Endpoint::Detokenize, embed::Endpoint::Detokenize),
         (Endpoint::ApplyTemplate, embed::Endpoint::ApplyTemplate),
+        (Endpoint::Messages, embed::Endpoint::Messages),
+        (Endpoint::Responses, embed::Endpoint::Responses),
     ];
     let found = known.into_iter().find(|(number, _)| *number as u32 == endpoint);
     found.map(|(_, to)| to).ok_or_else(|| Failure::argument(format!("{endpoint} is no slipstream_endpoint")))

@@ -58,6 +58,10 @@ pub enum Endpoint {
     /// `tokens` is the prompt; `json` has the other fields of `/v1/completions`, or is empty. `stream` and
     /// `return_token_ids` are true unless it says otherwise.
     Tokens = 6,
+    /// `json` is a body of `/v1/messages`.
+    Messages = 7,
+    /// `json` is a body of `/v1/responses`.
+    Responses = 8,
 }
 
 /// What an event is. Every request has exactly one last event.

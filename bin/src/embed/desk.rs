@@ -85,7 +85,8 @@ impl Desk {
             let why = why.unwrap_or_else(|| "it stopped".to_owned());
             let error = ApiError::engine(format!("the engine has ended: {why}"));
             for id in state.queue.running() {
-                state.queue.push(id, Kind::Error, error.status, error.body().to_string().into_bytes(), None);
+                let body = state.queue.shape(id).body(&error, "").to_string().into_bytes();
+                state.queue.push(id, Kind::Error, error.status, body, None);
             }
             state.dead = Some(why);
         }
@@ -99,6 +100,7 @@ impl Desk {
         let mut notes: Vec<Note> = Vec::new();
         match message {
             ToFront::Reply(exchange, reply, held) => {
+                let reply = reply.in_shape(queue.shape(exchange.serial), "");
                 let kind = if reply.status < 400 { Kind::Answer } else { Kind::Error };
                 queue.push(exchange.serial, kind, reply.status, reply.body, held);
             }
@@ -142,6 +144,7 @@ fn events(bytes: &[u8]) -> impl Iterator<Item = &[u8]> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::serve::shapes::Shape;
 
     /// Whoever waits for an event would wait for ever.
     #[test]
@@ -149,7 +152,7 @@ mod tests {
         let queue = Queue::new(1000, 2);
         let state = Mutex::new(Desktop { queue, to_text: None, closed: false, dead: None });
         let desk = Desk { shared: Arc::new(Shared::new()), state, news: Condvar::new() };
-        let id = desk.state.lock().queue.begin().unwrap();
+        let id = desk.state.lock().queue.begin(Shape::OpenAi).unwrap();
         std::thread::scope(|scope| {
             let panics = scope.spawn(|| {
                 let _last = LastWord(&desk);

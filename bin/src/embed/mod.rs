@@ -45,6 +45,7 @@ use crate::serve::error::ApiError;
 use crate::serve::json::parse_object;
 use crate::serve::link::{Bell, Body, Request, Shared, ToFront, ToText};
 use crate::serve::routes::Route;
+use crate::serve::shapes::Shape;
 use crate::serve::start::{self, Files, Home};
 use crate::serve::{Bounds, Parts, info, limits, stop, text};
 use crate::watch::Ends;
@@ -64,6 +65,10 @@ pub enum Endpoint {
     Detokenize,
     /// `/apply-template`.
     ApplyTemplate,
+    /// `/v1/messages`.
+    Messages,
+    /// `/v1/responses`.
+    Responses,
 }
 
 impl Endpoint {
@@ -74,6 +79,8 @@ impl Endpoint {
             Self::Tokenize => Route::Tokenize,
             Self::Detokenize => Route::Detokenize,
             Self::ApplyTemplate => Route::ApplyTemplate,
+            Self::Messages => Route::Messages,
+            Self::Responses => Route::Responses,
         }
     }
 }
@@ -231,7 +238,8 @@ impl Engine {
         if shared.bodies_bytes() + body.len() > limits::BODIES_BYTES || to_text.len() >= limits::MESSAGES_WAITING {
             return Err(CallError::Full("too many requests wait to be read; try again later".to_owned()));
         }
-        let Some(id) = state.queue.begin() else {
+        let shape = Shape::of(endpoint.route().label(), Ok(()), false);
+        let Some(id) = state.queue.begin(shape) else {
             let most = state.queue.requests_max;
             return Err(CallError::Full(format!("{most} requests are open; poll their events, then try again")));
         };

@@ -9,6 +9,7 @@ use std::collections::{HashMap, VecDeque};
 use serde::Deserialize;
 
 use crate::serve::link::{Held, PageCount};
+use crate::serve::shapes::Shape;
 
 /// Events of pages that wait for the host at most.
 const PAGE_EVENTS_MAX: usize = 4096;
@@ -102,6 +103,8 @@ pub(super) enum Note {
 /// A request of which the host has not taken the last event.
 #[derive(Default)]
 struct Open {
+    /// Of its errors.
+    shape: Shape,
     unsent: usize,
     full: bool,
     ended: bool,
@@ -137,14 +140,19 @@ impl Queue {
     }
 
     /// A name for a new request; `None` where there are too many.
-    pub fn begin(&mut self) -> Option<u64> {
+    pub fn begin(&mut self, shape: Shape) -> Option<u64> {
         if self.requests.len() >= self.requests_max {
             return None;
         }
         let id = self.next;
         self.next += 1;
-        self.requests.insert(id, Open::default());
+        self.requests.insert(id, Open { shape, ..Open::default() });
         Some(id)
+    }
+
+    /// How the errors of a request are told.
+    pub fn shape(&self, id: u64) -> Shape {
+        self.requests.get(&id).map(|open| open.shape).unwrap_or_default()
     }
 
     /// Forgets a request that nobody has heard of.
@@ -273,23 +281,23 @@ mod tests {
     #[test]
     fn a_request_that_nobody_polls_is_paused_and_goes_on() {
         let mut queue = Queue::new(1000, 2);
-        let (a, b) = (queue.begin().unwrap(), queue.begin().unwrap());
-        assert_eq!(queue.begin(), None, "two are all");
+        let (a, b) = (queue.begin(Shape::OpenAi).unwrap(), queue.begin(Shape::OpenAi).unwrap());
+        assert_eq!(queue.begin(Shape::OpenAi), None, "two are all");
         assert_eq!((chunk(&mut queue, a, 500), chunk(&mut queue, b, 100)), (None, None));
         assert_eq!((chunk(&mut queue, a, 500), chunk(&mut queue, a, 10)), (Some(Note::Full(a)), None));
         assert_eq!(take(&mut queue, Some(a), 1), (vec![(a, Kind::Chunk)], vec![]));
         assert_eq!(take(&mut queue, None, 9).1, [Note::Room(a)]);
         assert_eq!(queue.push(a, Kind::End, 200, Vec::new(), None), None);
         assert_eq!(queue.push(a, Kind::End, 200, Vec::new(), None), None, "nothing follows the last event");
-        assert!(queue.begin().is_none() && queue.knows(a), "it counts until its last event is taken");
+        assert!(queue.begin(Shape::OpenAi).is_none() && queue.knows(a), "it counts until its last event is taken");
         assert_eq!(take(&mut queue, None, 9).0, [(a, Kind::End)]);
-        assert!(queue.begin().is_some() && !queue.knows(a));
+        assert!(queue.begin(Shape::OpenAi).is_some() && !queue.knows(a));
     }
 
     #[test]
     fn cancelling_says_one_thing() {
         let mut queue = Queue::new(1000, 2);
-        let (a, b) = (queue.begin().unwrap(), queue.begin().unwrap());
+        let (a, b) = (queue.begin(Shape::OpenAi).unwrap(), queue.begin(Shape::OpenAi).unwrap());
         chunk(&mut queue, a, 10);
         chunk(&mut queue, b, 10);
         assert!(queue.cancel(a) && !queue.cancel(a) && !queue.cancel(7));
@@ -301,7 +309,7 @@ mod tests {
     #[test]
     fn pages_are_in_order_and_bounded() {
         let mut queue = Queue::new(1000, 2);
-        let a = queue.begin().unwrap();
+        let a = queue.begin(Shape::OpenAi).unwrap();
         let count = PageCount { choice: 1, held: 2, free: 3 };
         queue.push_pages(a, count);
         chunk(&mut queue, a, 10);

@@ -65,8 +65,11 @@ fn ids(events: &[Event]) -> Vec<u32> {
 
 /// A JSON answer without what differs from one call to the next.
 fn timeless(mut answer: Value) -> Value {
-    for field in ["id", "created", "timings"] {
+    for field in ["id", "created", "created_at", "completed_at", "request_id", "timings"] {
         answer.as_object_mut().unwrap().remove(field);
+    }
+    for item in answer.get_mut("output").and_then(Value::as_array_mut).into_iter().flatten() {
+        item.as_object_mut().unwrap().remove("id");
     }
     if let Some(speculation) = answer["speculation"].as_object_mut() {
         speculation.retain(|name, _| ["requested", "effective", "drafted_n", "accepted_n"].contains(&&**name));
@@ -82,15 +85,21 @@ fn answers_are_those_of_the_daemon() {
         "temperature": 0, "return_token_ids": true, "speculative": {"window": {"policy": "fixed", "initial": 4}}});
     let text = json!({"prompt": PROMPT, "max_tokens": 20, "temperature": 0.8, "seed": 3, "n": 2, "logprobs": 2,
         "speculative": {"strategy": "off"}});
+    let message = json!({"messages": [{"role": "user", "content": "Say x."}], "max_tokens": 12, "temperature": 0});
+    let response = json!({"input": "Say x.", "max_output_tokens": 12, "temperature": 0});
     let bodies = [
         (Endpoint::Chat, "/v1/chat/completions", chat),
         (Endpoint::Completions, "/v1/completions", text),
         (Endpoint::Tokenize, "/tokenize", json!({"content": PROMPT})),
         (Endpoint::Detokenize, "/detokenize", json!({"tokens": [300, 301, 302]})),
         (Endpoint::ApplyTemplate, "/apply-template", json!({"messages": [{"role": "user", "content": "x"}]})),
+        (Endpoint::Messages, "/v1/messages", message.clone()),
+        (Endpoint::Responses, "/v1/responses", response.clone()),
         // Refused, before and after its fields are read.
         (Endpoint::Chat, "/v1/chat/completions", json!({"messages": 7})),
         (Endpoint::Completions, "/v1/completions", json!({"prompt": vec![5; 600]})),
+        (Endpoint::Messages, "/v1/messages", json!({"messages": 7})),
+        (Endpoint::Responses, "/v1/responses", json!({"input": "x ".repeat(600)})),
     ];
     for (endpoint, path, body) in bodies {
         let over_http = ask(daemon.address, path, &body);
@@ -99,6 +108,25 @@ fn answers_are_those_of_the_daemon() {
         assert_eq!(answer.kind, if over_http.status == 200 { Kind::Answer } else { Kind::Error }, "{path}");
         assert_eq!(answer.status, over_http.status, "{path}");
         assert_eq!(timeless(parsed(answer)), timeless(over_http.json()), "{path}");
+    }
+    // Streams are the events of HTTP, named by their type.
+    for (endpoint, path, mut body) in
+        [(Endpoint::Messages, "/v1/messages", message), (Endpoint::Responses, "/v1/responses", response)]
+    {
+        body["stream"] = true.into();
+        let names = |events: Vec<Value>| events.iter().map(|event| event["type"].clone()).collect::<Vec<_>>();
+        let events = finish(&engine, submit(&engine, endpoint, &body));
+        let (last, chunks) = events.split_last().unwrap();
+        assert_eq!(last.kind, Kind::End);
+        let chunks: Vec<Value> = chunks.iter().map(parsed).collect();
+        let text = |events: &[Value]| {
+            let part = |event: &Value| event["delta"].as_str().or(event["delta"]["text"].as_str()).map(str::to_owned);
+            events.iter().filter_map(part).collect::<String>()
+        };
+        let over_http = ask(daemon.address, path, &body).named();
+        assert_eq!(text(&chunks), text(&over_http), "{path}");
+        let ends = |names: Vec<Value>| (names.first().cloned(), names.last().cloned());
+        assert_eq!(ends(names(chunks)), ends(names(over_http)), "{path}");
     }
     // What is not JSON at all is an error like any other.
     let id = engine.submit(Endpoint::Chat, b"\xff{").unwrap();
