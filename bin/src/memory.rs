@@ -102,6 +102,8 @@ fn plan_as(subject: &Subject<'_>, setting: &Setting, mapped: bool) -> Result<Mem
             Part::memory("token pieces", crate::open::pieces(tokenizer).heap_bytes()),
             Part::bound("vocabulary of grammars", serve::vocabulary_bytes(tokenizer.len(), piece_bytes(tokenizer))),
             Part::bound("grammars", serve::grammar_bytes(limits.slots)),
+            Part::bound("grammars kept", serve::GRAMMARS_KEPT_BYTES),
+            Part::bound("prompts remembered", serve::remembered_bytes()),
         ]);
     }
     // Clients come to the first stage, which comes to the last.

@@ -8,7 +8,7 @@
 use engine::channels::Markers;
 use engine::ids::TokenId;
 use engine_io::trace::Turn;
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use crate::serve::calls::Kinds;
 use crate::serve::constrain::format::{self, Format};
@@ -46,6 +46,8 @@ pub(crate) struct Asked {
     pub budget: Option<u32>,
     /// Form of the content.
     pub format: Option<Format>,
+    /// Thoughts of old turns stay in the prompt.
+    pub keep_thoughts: bool,
 }
 
 /// What a dialect calls things.
@@ -92,7 +94,11 @@ impl Chat {
                 return Err(ApiError::invalid_value("continue_final_message", message));
             }
         };
-        let asked = Asked { kwargs, budget, format: format::read(body)? };
+        let keep_thoughts = match body.object("reasoning")? {
+            None => false,
+            Some(map) => keeps_thoughts(&Fields::nested(map, "reasoning."), caps)?,
+        };
+        let asked = Asked { kwargs, budget, format: format::read(body)?, keep_thoughts };
         let chat = Self::of(normalised, tools, asked, WORDS);
         Ok(Self { reasoning, add_generation_prompt: opens.unwrap_or(true), continues, ..chat })
     }
@@ -104,9 +110,13 @@ impl Chat {
     }
 
     /// The messages as the template sees them.
-    #[cfg(test)]
     pub(crate) fn messages(&self) -> &Value {
         &self.normalised.messages
+    }
+
+    /// What else has a part in the prompt.
+    pub(crate) fn switches(&self) -> Value {
+        json!([self.asked.kwargs, self.asked.keep_thoughts])
     }
 
     /// The field that holds the messages.
@@ -178,6 +188,7 @@ impl Chat {
             messages: &self.normalised.messages,
             tools: self.tools.as_ref().map(|tools| &tools.definitions),
             add_generation_prompt: self.add_generation_prompt,
+            keep_thoughts: self.asked.keep_thoughts,
             kwargs: &self.asked.kwargs,
         };
         let mut rendered = model.render(&conversation, n_ctx).map_err(|error| match error {
@@ -269,13 +280,33 @@ fn effort_tokens(effort: &str) -> Option<u32> {
     }
 }
 
+/// Whether `context` of `reasoning` asks for the thoughts of all turns.
+///
+/// # Errors
+/// `invalid_value` for a word that is unknown; `unsupported_value` where the model has no marks for thoughts.
+pub(crate) fn keeps_thoughts(reasoning: &Fields<'_, '_>, caps: &Caps) -> Result<bool, ApiError> {
+    let path = reasoning.path("context");
+    match reasoning.string("context")? {
+        None | Some("auto" | "current_turn") => Ok(false),
+        Some("all_turns") if caps.think.is_some() => Ok(true),
+        Some("all_turns") => Err(ApiError::unsupported_value(
+            &path,
+            "this model has no marks for thoughts, and so no place for old ones",
+        )),
+        Some(other) => {
+            let message = format!("{} is unknown; 'auto', 'current_turn' or 'all_turns'", quote(other));
+            Err(ApiError::invalid_value(&path, message))
+        }
+    }
+}
+
 /// Template variables, and the budget of an effort that is none.
 fn read_kwargs(body: &Fields<'_, '_>, caps: &Caps) -> Result<(Map<String, Value>, Option<u32>), ApiError> {
     let mut kwargs = plain_kwargs(body)?;
     let (mut effort, mut path) = (body.string("reasoning_effort")?, "reasoning_effort");
     if let Some(map) = body.object("reasoning")? {
         let reasoning = Fields::nested(map, "reasoning.");
-        reasoning.only(&["effort", "enabled", "max_tokens", "exclude"])?;
+        reasoning.only(&["effort", "enabled", "max_tokens", "exclude", "context"])?;
         if let Some(on) = reasoning.boolean("enabled")? {
             think(&mut kwargs, on);
         }
@@ -342,8 +373,12 @@ pub(crate) fn recorded(body: &Map<String, Value>) -> (Vec<Turn>, Map<String, Val
 }
 
 /// The fields of a chat that would have the prompt of a request of another dialect.
-pub(crate) fn as_chat(tools: Option<Tools>, kwargs: Map<String, Value>) -> Map<String, Value> {
+pub(crate) fn as_chat(tools: Option<Tools>, asked: Asked) -> Map<String, Value> {
     let mut fields = Map::new();
+    if asked.keep_thoughts {
+        fields.insert("reasoning".to_owned(), json!({"context": "all_turns"}));
+    }
+    let kwargs = asked.kwargs;
     if let Some(tools) = tools {
         if tools.choice == ToolChoice::None {
             fields.insert("tool_choice".to_owned(), "none".into());

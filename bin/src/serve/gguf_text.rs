@@ -128,7 +128,11 @@ impl TextModel for GgufText {
             kwargs: conversation.kwargs,
             now: SystemTime::now(),
         };
-        let rendered = template.render(&input).map_err(|error| match error {
+        let rendered = match conversation.keep_thoughts {
+            true => template.render_keeping(&input),
+            false => template.render(&input),
+        };
+        let rendered = rendered.map_err(|error| match error {
             TemplateError::Raised { message } => RenderError::Template(message),
             other => RenderError::Template(other.to_string().trim_start_matches("chat template: ").to_owned()),
         })?;

@@ -13,6 +13,8 @@ pub struct Conversation<'a> {
     pub tools: Option<&'a Value>,
     /// Open an assistant turn at the end.
     pub add_generation_prompt: bool,
+    /// Thoughts of old turns stay in the prompt, whatever the template would do with them.
+    pub keep_thoughts: bool,
     /// Further template variables.
     pub kwargs: &'a Map<String, Value>,
 }

@@ -148,7 +148,9 @@ impl Bodies {
         let compiler = Arc::new(Compiler::new(Arc::clone(&model), Bounds::default().schema_bytes));
         let random = Random::new();
         let (keep_bodies, strip_billing) = (false, true);
-        let reader = Reader { model, caps, compiler, info, spec, slots, random, keep_bodies, strip_billing };
+        let remembered = Arc::default();
+        let reader =
+            Reader { model, caps, compiler, remembered, info, spec, slots, random, keep_bodies, strip_billing };
         Self { reader, shared: Arc::new(Shared::new()) }
     }
 

@@ -28,6 +28,7 @@ use crate::serve::model::{Caps, TextModel, ToolStyle};
 use crate::serve::params::{self, Names, Offer, Params};
 use crate::serve::parts::Shape;
 use crate::serve::random::Random;
+use crate::serve::remembered::{Change, Marks, Remembered};
 use crate::serve::routes::Route;
 use crate::serve::schema;
 use crate::serve::text_tools;
@@ -39,6 +40,8 @@ pub(crate) struct Reader {
     pub caps: Caps,
     /// One for all readers of a model.
     pub compiler: Arc<Compiler>,
+    /// One for all readers.
+    pub remembered: Arc<Remembered>,
     pub info: ModelInfo,
     pub spec: SpecConfig,
     pub slots: usize,
@@ -87,7 +90,7 @@ pub(crate) struct Ready {
     pub markers: Option<Arc<Markers>>,
     pub logprobs: Option<u32>,
     /// What the answer's tokens may be.
-    pub constraint: Option<Compiled>,
+    pub constraint: Option<Arc<Compiled>>,
     pub ignored: Vec<String>,
     /// Codes of `X-Engine-Warnings`.
     pub warnings: Vec<String>,
@@ -166,9 +169,13 @@ impl Reader {
             warnings.push("max_tokens_defaulted".to_owned());
         }
         let id = self.random.id("msg_");
-        let writer = Box::new(MessageWriter::new(id, self.info.id.clone(), read.omits_thinking));
+        let marks = Marks::of(fields.string("model")?.unwrap_or(&self.info.id), &read.chat);
+        let compared = |id: Option<String>| id.map_or(Change::None, |id| self.remembered.compare(&id, &marks));
+        let change = read.previous.map(compared);
+        let writer = Box::new(MessageWriter::new(id.clone(), self.info.id.clone(), read.omits_thinking, change));
         let dialect = Dialect::Messages { strip_billing: self.strip_billing };
         let ready = self.converse(&read.chat, params, dialect, writer)?;
+        self.remembered.keep(&id, &marks);
         warnings.extend(ready.warnings.iter().cloned());
         Ok(Ready { ignored, warnings, ..ready })
     }
@@ -179,9 +186,12 @@ impl Reader {
         let params = self.read_params(&fields, &responses::NAMES)?;
         let read = responses::read(&fields, params.max_tokens, &self.caps)?;
         let id = self.random.id("resp_");
-        let writer = ResponseWriter::new(id, self.info.id.clone(), responses::echo(&fields, &params));
+        let mut writer = ResponseWriter::new(id.clone(), self.info.id.clone(), responses::echo(&fields, &params));
         let Some(chat) = read.chat else { return Ok(Read::Answer(writer.nothing(params.stream))) };
+        let marks = Marks::of(fields.string("model")?.unwrap_or(&self.info.id), &chat);
+        writer.change = read.previous.map(|id| self.remembered.compare(&id, &marks));
         let ready = self.converse(&chat, params, Dialect::Responses, Box::new(writer))?;
+        self.remembered.keep(&id, &marks);
         ignored.extend(read.ignored);
         let (logprobs, mut warnings) = (read.logprobs, read.warnings);
         warnings.extend(ready.warnings.iter().cloned());
@@ -236,8 +246,8 @@ impl Reader {
         if let (Some(_), Some(tag), None) = (chat.format(), &rendered.open_tag, wanted.reasoning) {
             wanted.reasoning = Some(constrain::markers(self.model.as_ref(), tag)?);
         }
-        let mut constraint = self.compiler.compile(&wanted)?;
-        let warnings = constraint.as_mut().map(|c| std::mem::take(&mut c.warnings)).unwrap_or_default();
+        let constraint = self.compiler.compile(&wanted)?;
+        let warnings = constraint.as_ref().map(|c| c.warnings.clone()).unwrap_or_default();
         let opened = rendered.open_tag.map_or(String::new(), |tag| format!("{tag}\n"));
         let lead = vec![if chat.keeps_tags(&self.caps) { opened.clone() } else { String::new() }];
         Ok(Ready {

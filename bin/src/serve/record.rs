@@ -42,12 +42,13 @@ pub(crate) const QUEUE_BYTES: usize = 64 << 20;
 const SOURCE: &str = "recorded";
 /// Fields of a chat's body that change the prompt and are no turn; they are recorded as they came. Requests of other
 /// dialects are recorded with what makes the same prompt of a chat.
-pub(crate) const PROMPT_FIELDS: [&str; 7] = [
+pub(crate) const PROMPT_FIELDS: [&str; 8] = [
     "tools",
     "tool_choice",
     "chat_template_kwargs",
     "enable_thinking",
     "reasoning_effort",
+    "reasoning",
     "add_generation_prompt",
     "continue_final_message",
 ];

@@ -163,7 +163,6 @@ pub(crate) const COMMON: &[(&str, Class)] = &[
     ("n_indent", Noted(never)),
     ("prompt_cache_key", Noted(never)),
     ("prompt_cache_retention", Noted(never)),
-    ("prompt_cache_options", Noted(never)),
     ("session_id", Noted(never)),
     ("prediction", Noted(never)),
 ];
@@ -188,6 +187,7 @@ pub(crate) const OPENAI: &[(&str, Class)] = &[
     ("safety_identifier", Noted(never)),
     ("verbosity", Noted(never)),
     ("moderation", Noted(never)),
+    ("prompt_cache_options", Noted(never)),
 ];
 
 /// Further fields of `/v1/chat/completions`.

@@ -25,6 +25,7 @@ use crate::serve::model::TextModel;
 use crate::serve::random::Random;
 use crate::serve::reader::{Long, Read, Reader, Ready, Work, read_long};
 use crate::serve::record::{Asked, Digests, Facts, Line, RecordFile, Recorder, Written};
+use crate::serve::remembered::Remembered;
 use crate::serve::trail::Trail;
 use crate::serve::view::View;
 use crate::serve::{Bounds, Parts, info, limits, props};
@@ -100,10 +101,12 @@ pub(crate) fn start(
     shared.metrics.lock().records = recorder.as_ref().map(|near| Arc::clone(&near.counts));
     let compiler = Arc::new(Compiler::new(Arc::clone(&model), bounds.schema_bytes));
     shared.metrics.lock().compiles = Some(Arc::clone(&compiler.times));
+    let remembered = Arc::new(Remembered::default());
     let reader = || Reader {
         model: Arc::clone(&model),
         caps,
         compiler: Arc::clone(&compiler),
+        remembered: Arc::clone(&remembered),
         info: parts.info.clone(),
         spec: parts.spec,
         slots: parts.slots,
@@ -449,7 +452,7 @@ impl Text {
         let room = job.params.max_tokens.map_or(n_ctx as u64, u64::from);
         metrics.asked(job.params.n, room, &job.params.speculation, &ignored);
         drop(metrics);
-        let commands = job.submissions(prompts, logprobs, constraint.as_ref());
+        let commands = job.submissions(prompts, logprobs, constraint.as_deref());
         self.state.jobs.insert(exchange, job);
         for command in commands {
             self.command(command);

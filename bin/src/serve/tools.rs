@@ -2,11 +2,12 @@
 
 use serde_json::{Map, Value, json};
 
+use crate::serve::constrain::format::{Form, Format};
 use crate::serve::error::{ApiError, quote};
 use crate::serve::fields::Fields;
 use crate::serve::json::type_name;
 use crate::serve::limits;
-use crate::serve::model::Caps;
+use crate::serve::model::{Caps, ToolStyle};
 
 /// A tool that the model may call.
 #[derive(Clone, PartialEq, Debug)]
@@ -18,6 +19,8 @@ pub(crate) struct Tool {
     pub strict: bool,
     /// Its arguments are one text, not an object: a custom tool.
     pub custom: bool,
+    /// What that text must be.
+    pub form: Option<Format>,
 }
 
 /// Whether calls are wanted.
@@ -90,13 +93,19 @@ pub(crate) fn read(body: &Fields<'_, '_>, caps: &Caps) -> Result<Option<Tools>, 
 /// The tools, if there are any.
 ///
 /// # Errors
-/// `tools_unsupported` where the template shows none.
+/// `tools_unsupported` where the template shows none; `unsupported_value` for a grammar that could not be held to.
 pub(crate) fn offered(tools: Tools, caps: &Caps) -> Result<Option<Tools>, ApiError> {
     if tools.list.is_empty() {
         return Ok(None);
     }
     if !caps.tools {
         return Err(ApiError::tools_unsupported());
+    }
+    if let Some(form) = tools.list.iter().find_map(|tool| tool.form.as_ref())
+        && caps.tool_style != ToolStyle::Xml
+    {
+        let message = "this model writes calls as JSON, in which a text is not held to a grammar; leave the format out";
+        return Err(ApiError::unsupported_value(&form.param, message));
     }
     Ok(Some(tools))
 }
@@ -176,6 +185,7 @@ pub(crate) fn function(fields: &Fields<'_, '_>, schema: &str) -> Result<Tool, Ap
         parameters: fields.object(schema)?.cloned(),
         strict: fields.boolean("strict")?.unwrap_or(false),
         custom: false,
+        form: None,
     })
 }
 
@@ -192,14 +202,7 @@ pub(crate) fn definition(fields: &Fields<'_, '_>, schema: &str) -> Value {
 pub(crate) fn custom(fields: &Fields<'_, '_>) -> Result<Listed, ApiError> {
     let name = name(fields)?;
     let description = fields.string("description")?;
-    if let Some(format) = fields.object("format")? {
-        let path = fields.path("format.");
-        let kind = Fields::nested(format, &path).string("type")?;
-        if kind != Some("text") {
-            let message = "only text is supported; describe the grammar in the tool's description";
-            return Err(ApiError::unsupported_value(&fields.path("format.type"), message));
-        }
-    }
+    let form = custom_form(fields)?;
     let parameters = json!({"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]});
     let mut definition = json!({"type": "function", "function": {"name": name}});
     if let Some(description) = description {
@@ -207,7 +210,37 @@ pub(crate) fn custom(fields: &Fields<'_, '_>) -> Result<Listed, ApiError> {
     }
     definition["function"]["parameters"] = parameters.clone();
     let parameters = parameters.as_object().cloned();
-    Ok(Listed::Tool(Tool { name, parameters, strict: false, custom: true }, definition))
+    Ok(Listed::Tool(Tool { name, parameters, strict: false, custom: true, form }, definition))
+}
+
+/// What the text of a custom tool must be: `{type: grammar, syntax, definition}`, or with the last two in an object
+/// `grammar`.
+fn custom_form(fields: &Fields<'_, '_>) -> Result<Option<Format>, ApiError> {
+    let Some(map) = fields.object("format")? else { return Ok(None) };
+    let path = fields.path("format.");
+    let format = Fields::nested(map, &path);
+    match format.string("type")?.ok_or_else(|| ApiError::missing(&format.path("type")))? {
+        "text" => return Ok(None),
+        "grammar" => {}
+        other => {
+            let message = format!("{} is not supported; there are text and grammar", quote(other));
+            return Err(ApiError::unsupported_value(&format.path("type"), message));
+        }
+    }
+    let inner = format.path("grammar.");
+    let grammar = format.object("grammar")?.map_or(format, |map| Fields::nested(map, &inner));
+    let needed = |name: &str| grammar.string(name)?.ok_or_else(|| ApiError::missing(&grammar.path(name)));
+    let (syntax, text) = (needed("syntax")?, needed("definition")?.to_owned());
+    let form = match syntax {
+        "lark" => Form::Lark(text),
+        "gbnf" => Form::Gbnf(text),
+        "regex" => Form::Regex(text),
+        other => {
+            let message = format!("{} is not supported; there are lark, gbnf and regex", quote(other));
+            return Err(ApiError::unsupported_value(&grammar.path("syntax"), message));
+        }
+    };
+    Ok(Some(Format::new(form, grammar.path("definition"))))
 }
 
 /// A tool's name.

@@ -75,7 +75,7 @@ pub(crate) fn broken(value: &Value, special: &Matcher) -> Value {
     }
 }
 
-fn break_up<'a>(text: &'a str, special: &Matcher) -> Cow<'a, str> {
+pub(crate) fn break_up<'a>(text: &'a str, special: &Matcher) -> Cow<'a, str> {
     let mut out = String::new();
     let mut from = 0;
     for (pos, c) in text.char_indices() {

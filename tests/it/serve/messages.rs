@@ -380,3 +380,70 @@ fn thinking_without_tokens_is_text() {
         assert_eq!(message["content"], json!([{"type": "text", "text": "<think>\nHello", "citations": null}]));
     }
 }
+
+/// Where a prompt has gone another way than an earlier one, by the first difference.
+#[test]
+fn a_prompt_is_compared_with_an_earlier_one() {
+    let base = || {
+        json!({"model": "m", "system": "Be brief.", "max_tokens": 500, "temperature": 0, "tools": tools(),
+            "messages": [{"role": "user", "content": "just talk"}]})
+    };
+    let send = |body: &Value| {
+        let answer = ask(shared(), PATH, body);
+        assert_eq!(answer.status, 200, "{}", answer.text());
+        let mut streamed = body.clone();
+        streamed["stream"] = true.into();
+        // Said before anything else, where it is streamed.
+        let start = ask(shared(), PATH, &streamed).named()[0]["message"].clone();
+        assert_eq!(
+            start.get("diagnostics").map(|d| d["cache_miss_reason"]["type"].clone()),
+            answer.json().get("diagnostics").map(|d| d["cache_miss_reason"]["type"].clone())
+        );
+        answer.json()
+    };
+    let first = send(&base());
+    assert!(first.get("diagnostics").is_none(), "nobody asked");
+    let compared = |id: &Value, change: &dyn Fn(&mut Value)| {
+        let mut body = base();
+        body["diagnostics"] = json!({"previous_message_id": id});
+        change(&mut body);
+        let message = send(&body);
+        let diagnostics = message["diagnostics"].clone();
+        assert!(message.get("diagnostics").is_some());
+        if let Some(missed) = diagnostics["cache_miss_reason"].get("cache_missed_input_tokens") {
+            assert_eq!(*missed, message["usage"]["input_tokens"]);
+        }
+        diagnostics["cache_miss_reason"]["type"].clone()
+    };
+    let id = &first["id"];
+    let turn = |body: &mut Value, text: &str| {
+        let messages = body["messages"].as_array_mut().unwrap();
+        messages.push(json!({"role": "assistant", "content": [{"type": "text", "text": text}]}));
+        messages.push(json!({"role": "user", "content": [{"type": "text", "text": "just talk", "cache_control": {"type": "ephemeral"}}]}));
+    };
+    assert_eq!(compared(&Value::Null, &|_| {}), Value::Null, "a first turn");
+    assert_eq!(compared(id, &|_| {}), Value::Null);
+    assert_eq!(compared(id, &|body| turn(body, "Hello")), Value::Null, "it goes on");
+    // What has no part in the prompt makes no difference.
+    assert_eq!(compared(id, &|body| body["system"] = json!([{"type": "text", "text": "Be brief."}])), Value::Null);
+    assert_eq!(compared(id, &|body| body["model"] = "other".into()), "model_changed");
+    assert_eq!(compared(id, &|body| body["system"] = "Be long.".into()), "system_changed");
+    assert_eq!(
+        compared(id, &|body| {
+            body["tools"].as_array_mut().unwrap().reverse();
+            body["messages"][0]["content"] = "no thinking".into();
+        }),
+        "tools_changed"
+    );
+    assert_eq!(compared(id, &|body| body["thinking"] = json!({"type": "disabled"})), "unavailable");
+    assert_eq!(
+        compared(id, &|body| {
+            turn(body, "Hello");
+            body["messages"][0]["content"] = "just talk.".into();
+        }),
+        "messages_changed"
+    );
+    assert_eq!(compared(&json!("msg_unheard"), &|_| {}), "previous_message_not_found");
+    let wrong = ask(shared(), PATH, &body("hi", json!({"diagnostics": {"previous_message_id": 5}}))).json();
+    assert_eq!(wrong["error"]["details"]["param"], "diagnostics.previous_message_id");
+}

@@ -59,6 +59,8 @@ fn shared() -> SocketAddr {
             Rule::new("two calls", TWO_CALLS),
             Rule::new("just talk", "I think END.\n</think>\n\nHello, END world"),
             Rule::new("no thinking", "Hello"),
+            Rule::new("<think>\nsecret plan\n</think>\n\nDone", "</think>\n\nI know."),
+            Rule::new("recall", "</think>\n\nWhat?"),
         ]
     };
     let start = || {
@@ -406,4 +408,89 @@ fn thinking_without_tokens_is_text() {
         assert_eq!(response["output"].as_array().unwrap().len(), 1);
         assert_eq!(response["output"][0]["content"][0]["text"], "<think>\nHello");
     }
+}
+
+/// Where a prompt has gone another way than an earlier one, by the first difference.
+#[test]
+fn a_prompt_is_compared_with_an_earlier_one() {
+    let base = || body("just talk", json!({"instructions": "Be brief.", "tools": tools()}));
+    let first = ask(shared(), PATH, &base()).json();
+    assert!(first.get("prompt_cache_diagnostics").is_none(), "nobody asked");
+    let compared = |id: &Value, more: Value| {
+        let mut body = base();
+        body["prompt_cache_options"] = json!({"comparison_response_id": id});
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        let whole = ask(shared(), PATH, &body).json();
+        body["stream"] = true.into();
+        let streamed = put_together(&ask(shared(), PATH, &body));
+        let told = whole["prompt_cache_diagnostics"].clone();
+        assert_eq!(told["type"], streamed["prompt_cache_diagnostics"]["type"], "{streamed}");
+        if let Some(missed) = told.get("cache_missed_tokens") {
+            let usage = &whole["usage"];
+            let n = |v: &Value| v.as_u64().unwrap();
+            assert_eq!(n(missed), n(&usage["input_tokens"]) - n(&usage["input_tokens_details"]["cached_tokens"]));
+        }
+        (told["type"].clone(), told["reason"].clone())
+    };
+    let missed = |reason: &str| (json!("cache_miss"), json!(reason));
+    let id = &first["id"];
+    let goes_on = json!({"input": [{"role": "user", "content": "just talk"}, {"role": "assistant", "content": "Hello"},
+        {"role": "user", "content": "just talk"}]});
+    assert_eq!(compared(id, json!({})), (json!("cache_hit"), Value::Null));
+    assert_eq!(compared(id, goes_on), (json!("cache_hit"), Value::Null));
+    assert_eq!(compared(id, json!({"model": "other"})), missed("model_changed"));
+    assert_eq!(compared(id, json!({"tools": []})), missed("tools_changed"));
+    assert_eq!(compared(id, json!({"instructions": "Be long."})), missed("input_changed"));
+    assert_eq!(compared(id, json!({"input": "no thinking"})), missed("input_changed"));
+    assert_eq!(compared(id, json!({"reasoning": {"effort": "none"}})), missed("reasoning_effort_changed"));
+    assert_eq!(compared(&json!("resp_unheard"), json!({})).0, "comparison_response_not_found");
+    let answer = ask(shared(), PATH, &body("just talk", json!({"prompt_cache_options": {"mode": "explicit"}})));
+    assert!(answer.header("x-engine-ignored-params").unwrap().contains("prompt_cache_options.mode"));
+    assert!(answer.json().get("prompt_cache_diagnostics").is_none());
+}
+
+#[test]
+fn thoughts_of_old_turns_are_kept_where_that_is_asked_for() {
+    let input = json!([{"role": "user", "content": "begin"},
+        {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "secret plan"}]},
+        {"role": "assistant", "content": "Done"}, {"role": "user", "content": "recall"}]);
+    for (context, text) in [(json!("all_turns"), "I know."), (json!("current_turn"), "What?"), (Value::Null, "What?")] {
+        let more = json!({"input": input, "reasoning": {"context": context}});
+        let response = whole("", more.clone());
+        assert_eq!(response["output"][0]["content"][0]["text"], text, "{context}");
+        let counted = ask(shared(), "/v1/responses/input_tokens", &more).json();
+        assert_eq!(counted["input_tokens"], response["usage"]["input_tokens"]);
+    }
+}
+
+/// The model wants to write something else; the grammar lets it not.
+#[test]
+fn a_custom_tool_is_held_to_its_grammar() {
+    let tools = |format: Value| json!([{"type": "custom", "name": "note", "format": format}]);
+    for (format, starts, letters) in [
+        (json!({"type": "grammar", "syntax": "lark", "definition": "start: \"t\" REST\nREST: /[a-z]{2}/"}), "t", 2..=2),
+        (json!({"type": "grammar", "syntax": "regex", "definition": "two\\n[a-z]{2,5}"}), "two\n", 2..=5),
+        (json!({"type": "grammar", "syntax": "gbnf", "definition": "root ::= \"2 \" [a-z] [a-z]"}), "2 ", 2..=2),
+    ] {
+        let more = json!({"tools": tools(format.clone()), "tool_choice": {"type": "custom", "name": "note"}});
+        let mut first = None;
+        for strategy in ["off", "ngram-suffix"] {
+            let mut more = more.clone();
+            more["speculative"] = json!({"strategy": strategy});
+            let response = whole("two calls", more);
+            let items = response["output"].as_array().unwrap();
+            let call =
+                items.iter().find(|item| item["type"] == "custom_tool_call").unwrap_or_else(|| panic!("{response}"));
+            let text = call["input"].as_str().unwrap().to_owned();
+            let rest = text.strip_prefix(starts).unwrap_or_else(|| panic!("{format}: {text:?}"));
+            assert!(
+                rest.bytes().all(|b| b.is_ascii_lowercase()) && letters.contains(&rest.len()),
+                "{format}: {text:?}"
+            );
+            assert_eq!(*first.get_or_insert_with(|| text.clone()), text);
+        }
+    }
+    let wrong = tools(json!({"type": "grammar", "syntax": "lark", "definition": "start: nobody"}));
+    let error = ask(shared(), PATH, &body("hi", json!({"tools": wrong}))).json()["error"].clone();
+    assert_eq!((&error["code"], &error["param"]), (&json!("invalid_schema"), &json!("tools[0].format.definition")));
 }

@@ -9,6 +9,7 @@ use crate::serve::answers::{Choice, Failed, Piece, Scene, Writer, named_event};
 use crate::serve::entries::Entry;
 use crate::serve::error::ApiError;
 use crate::serve::parts::{Call, Item, Part};
+use crate::serve::remembered::Change;
 use crate::serve::shapes::Shape;
 use crate::serve::stats::Counts;
 
@@ -18,6 +19,8 @@ pub(crate) struct MessageWriter {
     model: String,
     /// Thinking is left out, its signature is not.
     omits_thinking: bool,
+    /// Where its prompt goes another way than that of an earlier message; `None`: nobody asks.
+    change: Option<Change>,
     /// `message_start` has gone out.
     begun: bool,
     /// Blocks that are closed.
@@ -35,12 +38,13 @@ enum Block {
 }
 
 impl MessageWriter {
-    pub(crate) fn new(id: String, model: String, omits_thinking: bool) -> Self {
-        Self { id, model, omits_thinking, begun: false, index: 0, open: None }
+    pub(crate) fn new(id: String, model: String, omits_thinking: bool, change: Option<Change>) -> Self {
+        Self { id, model, omits_thinking, change, begun: false, index: 0, open: None }
     }
 
     fn message(&self, content: Value, reason: (Value, Value), usage: Value) -> Value {
-        json!({
+        let diagnostics = self.change.map(|change| diagnostics(change, &usage["input_tokens"]));
+        let mut message = json!({
             "id": self.id,
             "type": "message",
             "role": "assistant",
@@ -49,7 +53,11 @@ impl MessageWriter {
             "stop_reason": reason.0,
             "stop_sequence": reason.1,
             "usage": usage,
-        })
+        });
+        if let Some(diagnostics) = diagnostics {
+            message["diagnostics"] = diagnostics;
+        }
+        message
     }
 
     /// Writes an event; its type goes in front.
@@ -242,6 +250,21 @@ fn usage(counts: Counts) -> Value {
         "output_tokens": counts.completion,
         "output_tokens_details": {"thinking_tokens": counts.reasoning},
     })
+}
+
+/// Why the cache did not have `missed` tokens of a prompt; null where it goes on from the earlier one.
+fn diagnostics(change: Change, missed: &Value) -> Value {
+    let reason = match change {
+        Change::None => return Value::Null,
+        Change::Unknown => json!({"type": "previous_message_not_found"}),
+        // Of what else has a part in the prompt the API has no word.
+        Change::Switches => json!({"type": "unavailable"}),
+        Change::Model => json!({"type": "model_changed", "cache_missed_input_tokens": missed}),
+        Change::System => json!({"type": "system_changed", "cache_missed_input_tokens": missed}),
+        Change::Tools => json!({"type": "tools_changed", "cache_missed_input_tokens": missed}),
+        Change::Messages => json!({"type": "messages_changed", "cache_missed_input_tokens": missed}),
+    };
+    json!({ "cache_miss_reason": reason })
 }
 
 fn signature(hash: Sha256) -> String {

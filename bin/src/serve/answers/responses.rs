@@ -10,6 +10,7 @@ use crate::serve::error::ApiError;
 use crate::serve::http::Reply;
 use crate::serve::parts::{Call, Item, Part};
 use crate::serve::random::Random;
+use crate::serve::remembered::Change;
 use crate::serve::stats::Counts;
 
 /// Writes one response.
@@ -19,6 +20,8 @@ pub(crate) struct ResponseWriter {
     created: u64,
     /// What of the request the response repeats.
     echo: Map<String, Value>,
+    /// Where its prompt goes another way than that of an earlier response; `None`: nobody asks.
+    pub change: Option<Change>,
     random: Random,
     begun: bool,
     /// Events so far.
@@ -126,7 +129,18 @@ impl Kind {
 impl ResponseWriter {
     pub(crate) fn new(id: String, model: String, echo: Map<String, Value>) -> Self {
         let (created, random) = (answers::now(), Random::new());
-        Self { id, model, created, echo, random, begun: false, sequence: 0, output: Vec::new(), open: None }
+        Self {
+            id,
+            model,
+            created,
+            echo,
+            change: None,
+            random,
+            begun: false,
+            sequence: 0,
+            output: Vec::new(),
+            open: None,
+        }
     }
 
     /// The answer to a request without input: it is complete, and nothing was computed.
@@ -160,6 +174,10 @@ impl ResponseWriter {
         });
         let Value::Object(mut response) = head else { unreachable!("built as an object") };
         response.extend(self.echo.clone());
+        if let Some(change) = self.change {
+            let known = counts.map_or(Value::Null, |counts| diagnostics(change, counts));
+            response.insert("prompt_cache_diagnostics".to_owned(), known);
+        }
         response
     }
 
@@ -358,6 +376,20 @@ fn logprobs<'a>(entries: impl IntoIterator<Item = &'a Entry>) -> Vec<Value> {
         Value::Array(list) => list,
         _ => unreachable!("built as a list"),
     }
+}
+
+/// Why the cache did not have all of a prompt.
+fn diagnostics(change: Change, counts: Counts) -> Value {
+    let reason = match change {
+        Change::None => return json!({"type": "cache_hit"}),
+        Change::Unknown => return json!({"type": "comparison_response_not_found"}),
+        Change::Model => "model_changed",
+        Change::Tools => "tools_changed",
+        Change::Switches => "reasoning_effort_changed",
+        // Instructions are a part of the input.
+        Change::System | Change::Messages => "input_changed",
+    };
+    json!({"type": "cache_miss", "reason": reason, "cache_missed_tokens": counts.prompt - counts.cached})
 }
 
 fn usage(counts: Counts) -> Value {

@@ -12,7 +12,7 @@ use crate::serve::conversation::{self, Message, Role};
 use crate::serve::error::{ApiError, quote};
 use crate::serve::fields::Fields;
 use crate::serve::json::type_name;
-use crate::serve::model::Caps;
+use crate::serve::model::{Caps, ToolStyle};
 use crate::serve::params::Names;
 use crate::serve::schema::Class::{self, Honoured, Noted, Refused};
 use crate::serve::schema::{always, filled, never, not_one, plain_tier};
@@ -39,11 +39,12 @@ pub(crate) const FIELDS: &[(&str, Class)] = &[
     ("output_config", Honoured),
     ("chat_template_kwargs", Honoured),
     ("enable_thinking", Honoured),
+    ("diagnostics", Honoured),
     ("mcp_servers", Refused(filled)),
     ("container", Refused(always)),
     ("n", Refused(not_one)),
-    ("diagnostics", Noted(never)),
     ("metadata", Noted(never)),
+    ("prompt_cache_options", Noted(never)),
     ("service_tier", Noted(plain_tier)),
     ("cache_control", Noted(never)),
     ("context_management", Noted(never)),
@@ -57,6 +58,8 @@ pub(crate) struct Read {
     pub omits_thinking: bool,
     /// Codes of `X-Engine-Warnings`.
     pub warnings: Vec<String>,
+    /// Whether diagnostics are wanted, and the answer that this one is to be compared with, if there is one.
+    pub previous: Option<Option<String>>,
 }
 
 /// Reads everything but what all dialects have.
@@ -82,7 +85,11 @@ pub(crate) fn read(body: &Fields<'_, '_>, caps: &Caps, strip_billing: bool) -> R
     warnings.extend(tools.dropped.drain(..).map(|kind| format!("tools_dropped:{kind}")));
     let tools = tools::offered(tools, caps)?;
     let (asked, omits_thinking) = read_thinking(body, caps)?;
-    Ok(Read { chat: Chat::of(normalised, tools, asked, WORDS), omits_thinking, warnings })
+    let previous = match body.object("diagnostics")? {
+        None => None,
+        Some(map) => Some(Fields::nested(map, "diagnostics.").string("previous_message_id")?.map(str::to_owned)),
+    };
+    Ok(Read { chat: Chat::of(normalised, tools, asked, WORDS), omits_thinking, warnings, previous })
 }
 
 /// The turns of a recorded request, and the fields of a chat that would have its prompt.
@@ -91,10 +98,10 @@ pub(crate) fn recorded(body: &Map<String, Value>, strip_billing: bool) -> (Vec<T
     let body = Fields::body(body);
     let (mut messages, _) = read_system(&body, strip_billing).unwrap_or_default();
     messages.extend(body.list("messages").ok().flatten().and_then(|list| blocks::read(list).ok()).unwrap_or_default());
-    let caps = Caps { tools: true, reasoning_effort: true, ..Caps::default() };
+    let caps = Caps { tools: true, reasoning_effort: true, tool_style: ToolStyle::Xml, ..Caps::default() };
     let tools = read_tools(&body).and_then(|tools| tools::offered(tools, &caps)).ok().flatten();
-    let kwargs = read_thinking(&body, &caps).map(|(asked, _)| asked.kwargs).unwrap_or_default();
-    (messages.into_iter().map(conversation::turn).collect(), chat::as_chat(tools, kwargs))
+    let asked = read_thinking(&body, &caps).map(|(asked, _)| asked).unwrap_or_default();
+    (messages.into_iter().map(conversation::turn).collect(), chat::as_chat(tools, asked))
 }
 
 /// `system`, a text or blocks of text; whether a billing line was taken off.
@@ -198,7 +205,7 @@ fn read_thinking(body: &Fields<'_, '_>, caps: &Caps) -> Result<(Asked, bool), Ap
         budget = budget.or(effort);
     }
     let format = format::either(format, body)?;
-    Ok((Asked { kwargs, budget, format }, omits))
+    Ok((Asked { kwargs, budget, format, keep_thoughts: false }, omits))
 }
 
 #[cfg(test)]

@@ -3,8 +3,11 @@
 use std::fmt::Write as _;
 
 use engine_io::text::ToolStyle;
+use llguidance::api::GrammarWithLexer;
 use serde_json::{Map, Value, json};
 
+use super::format::Form;
+use super::gbnf;
 use super::json::with_whitespace;
 use super::screen::{Strictness, screen};
 use crate::serve::tools::Tool;
@@ -15,7 +18,47 @@ pub(super) struct Callable<'a> {
     pub name: &'a str,
     /// Of its arguments, screened; always an object.
     pub schema: Map<String, Value>,
+    /// What the one text of a custom tool must be.
+    pub text: Option<Text>,
 }
+
+/// The text of a custom tool.
+#[derive(Clone, PartialEq, Debug)]
+pub(super) enum Text {
+    Regex(String),
+    Lark(String),
+}
+
+impl Text {
+    /// From what was asked for.
+    ///
+    /// # Errors
+    /// What is wrong with a grammar that has to be translated.
+    pub(super) fn of(form: &Form) -> Result<Self, String> {
+        match form {
+            Form::Regex(text) => Ok(Self::Regex(text.clone())),
+            Form::Lark(text) => Ok(Self::Lark(text.clone())),
+            Form::Gbnf(text) => gbnf::to_lark(text).map(Self::Lark),
+            Form::Object | Form::Schema(_) | Form::Choice(_) => unreachable!("no custom tool asks for it"),
+        }
+    }
+
+    /// The grammar that its rule refers to; `i`: the tool's place.
+    pub(super) fn grammar(&self, i: usize) -> Option<GrammarWithLexer> {
+        let Self::Lark(text) = self else { return None };
+        Some(GrammarWithLexer { name: Some(format!("text{i}")), ..GrammarWithLexer::from_lark(text.clone()) })
+    }
+
+    /// The rule of the text with its end tag, which no text of an expression can hold.
+    fn rule(&self, rule: &str, i: usize) -> String {
+        let Self::Regex(text) = self else { return format!("{rule}: @text{i} {END}") };
+        let upper = rule.to_uppercase();
+        format!("{rule}[suffix={END}]: {upper}\n{upper}: /{}/", llguidance::regex_to_lark(text, ""))
+    }
+}
+
+/// The end tag of a value, as a literal.
+const END: &str = "\"\\n</parameter>\\n\"";
 
 /// Arguments of a tool whose schema cannot be compiled.
 pub(super) fn any_arguments() -> Map<String, Value> {
@@ -101,7 +144,12 @@ fn xml(tools: &[Callable<'_>]) -> String {
             let _ = write!(body, " p{i}x{p}{optional}");
             let head = quoted(&format!("<parameter={name}>\n"));
             let _ = writeln!(values, "p{i}x{p}: {head} v{i}x{p}");
-            let _ = writeln!(values, "{}", value(&format!("v{i}x{p}"), schema, &tool.schema));
+            let rule = format!("v{i}x{p}");
+            let value = match &tool.text {
+                Some(text) => text.rule(&rule, i),
+                None => value(&rule, schema, &tool.schema),
+            };
+            let _ = writeln!(values, "{value}");
         }
         let _ = writeln!(out, "{body} \"</function>\\n\"\n{values}");
     }
@@ -113,7 +161,6 @@ fn xml(tools: &[Callable<'_>]) -> String {
 
 /// The rule of a value with its end tag.
 fn value(rule: &str, schema: &Value, root: &Map<String, Value>) -> String {
-    const END: &str = "\"\\n</parameter>\\n\"";
     let of = resolve(schema, root, 8);
     let texts: Option<Vec<&str>> = match (of.get("const"), of.get("enum").and_then(Value::as_array)) {
         (Some(value), _) => value.as_str().map(|text| vec![text]),

@@ -46,7 +46,7 @@ pub(crate) struct Format {
 }
 
 impl Format {
-    fn new(form: Form, param: impl Into<String>) -> Self {
+    pub(crate) fn new(form: Form, param: impl Into<String>) -> Self {
         Self { form, param: param.into() }
     }
 }

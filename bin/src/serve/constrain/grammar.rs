@@ -7,6 +7,10 @@ use engine::ids::TokenId;
 use llguidance::TokenParser;
 use llguidance::api::StopReason;
 
+/// A parser beside its lexer: rows, caches, and what every terminal and its rules take. Measured, and rounded up.
+const PARSER_BYTES: usize = 64 * 1024;
+const REGEX_BYTES: usize = 4096;
+
 /// A parser and what it has taken.
 pub(super) struct Grammar {
     parser: TokenParser,
@@ -42,6 +46,15 @@ impl Grammar {
     /// Of a parser that has taken nothing.
     pub(super) fn new(parser: TokenParser, end: TokenId) -> Self {
         Self { fresh: Box::new(parser.deep_clone()), parser, taken: Vec::new(), broken: false, end }
+    }
+
+    /// What it takes, roughly: the two parsers with the states of their lexers.
+    pub(super) fn bytes(&self) -> usize {
+        let one = |parser: &TokenParser| {
+            let lexer = parser.parser.lexer_stats();
+            lexer.num_bytes + lexer.num_regexps * REGEX_BYTES + PARSER_BYTES
+        };
+        one(&self.parser) + one(&self.fresh)
     }
 
     /// Asks the parser; `None` where it cannot answer. One that gave up is made anew first: on what is drafted and taken

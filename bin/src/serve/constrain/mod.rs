@@ -14,6 +14,7 @@ pub(crate) mod format;
 mod gbnf;
 mod grammar;
 mod json;
+mod kept;
 mod screen;
 #[cfg(test)]
 mod tests;
@@ -28,19 +29,24 @@ use engine::ids::TokenId;
 use engine_io::text::ToolStyle;
 use llguidance::TokenParser;
 use llguidance::api::TopLevelGrammar;
+use parking_lot::Mutex;
 use serde_json::{Value, json};
 
 use crate::serve::error::ApiError;
 use crate::serve::model::TextModel;
 use crate::serve::tools::{ToolChoice, Tools};
 
-use calls::Callable;
+use calls::{Callable, Text};
 use follow::{Calls, Follow, Phase, Rules};
 use format::{Form, Format};
 use grammar::Grammar;
+use kept::{Kept, Key};
 use screen::{Flaw, Strictness};
 pub(crate) use times::Times;
 pub(crate) use vocabulary::{Vocabulary, grammar_bytes, vocabulary_bytes};
+
+/// What the constraints take that are kept for the next request of the same.
+pub(crate) const KEPT_BYTES: usize = kept::BYTES;
 
 /// Whether the text of a body names a field that something may have to be compiled for. Names in messages count too: their
 /// bodies are read where it does no harm.
@@ -75,6 +81,8 @@ pub(crate) struct Compiled {
     follow: Follow,
     /// Tools whose schema was widened, as `schema_relaxed:tools.I`.
     pub warnings: Vec<String>,
+    /// What it takes, roughly.
+    bytes: usize,
 }
 
 impl Compiled {
@@ -90,20 +98,22 @@ pub(crate) struct Compiler {
     vocabulary: OnceLock<Option<Vocabulary>>,
     /// Bytes of a form, or of the schemas of all tools.
     source_bytes: usize,
+    /// What was compiled last.
+    kept: Mutex<Kept>,
     pub(crate) times: Arc<Times>,
 }
 
 impl Compiler {
     /// For forms of at most `source_bytes` bytes.
     pub(crate) fn new(model: Arc<dyn TextModel>, source_bytes: usize) -> Self {
-        Self { model, vocabulary: OnceLock::new(), source_bytes, times: Arc::default() }
+        Self { model, vocabulary: OnceLock::new(), source_bytes, kept: Mutex::default(), times: Arc::default() }
     }
 
-    /// Compiles what is wanted; `None` where nothing is.
+    /// Compiles what is wanted, unless it is there from a request before; `None` where nothing is wanted.
     ///
     /// # Errors
     /// 400 naming the field, and where it holds a schema, the part of it.
-    pub(crate) fn compile(&self, wanted: &Wanted<'_>) -> Result<Option<Compiled>, ApiError> {
+    pub(crate) fn compile(&self, wanted: &Wanted<'_>) -> Result<Option<Arc<Compiled>>, ApiError> {
         if wanted.format.is_none() && wanted.tools.is_none() && wanted.budget.is_none() {
             return Ok(None);
         }
@@ -111,9 +121,12 @@ impl Compiler {
             self.check_size(&format.param, source_bytes(&format.form))?;
         }
         if let Some(tools) = wanted.tools {
-            let bytes = |tool: &crate::serve::tools::Tool| match &tool.parameters {
-                Some(map) => serde_json::to_string(map).map_or(usize::MAX, |text| text.len()),
-                None => 0,
+            let bytes = |tool: &crate::serve::tools::Tool| {
+                let text = tool.form.as_ref().map_or(0, |form| source_bytes(&form.form));
+                match &tool.parameters {
+                    Some(map) => serde_json::to_string(map).map_or(usize::MAX, |schema| schema.len() + text),
+                    None => text,
+                }
             };
             self.check_size("tools", tools.list.iter().map(bytes).fold(0, usize::saturating_add))?;
         }
@@ -124,10 +137,18 @@ impl Compiler {
                 "the model has no token that ends an answer, or too many tokens, so that a form could not be held to";
             return Err(ApiError::unsupported_value(param, message));
         };
+        let key = Key::of(wanted);
+        if let Some(found) = self.kept.lock().find(key) {
+            return Ok(Some(found));
+        }
         let start = Instant::now();
         let compiled = compile(wanted, vocabulary);
         self.times.observe(start.elapsed());
-        compiled
+        let compiled = compiled?.map(Arc::new);
+        if let Some(compiled) = &compiled {
+            self.kept.lock().keep(key, compiled);
+        }
+        Ok(compiled)
     }
 
     fn check_size(&self, param: &str, bytes: usize) -> Result<(), ApiError> {
@@ -190,8 +211,9 @@ pub(crate) fn compile(wanted: &Wanted<'_>, vocabulary: &Vocabulary) -> Result<Op
     let begins = wanted.begins_in_reasoning && wanted.reasoning.is_some();
     let phase = if begins { Phase::Reasoning(0) } else { Phase::Start };
     let grammar = |parser: TokenParser| Grammar::new(parser, vocabulary.end());
-    let follow = Follow::new(rules, phase, form.map(grammar), body.flatten().map(grammar));
-    Ok(Some(Compiled { follow, warnings }))
+    let (form, body) = (form.map(grammar), body.flatten().map(grammar));
+    let bytes = [&form, &body].into_iter().flatten().map(Grammar::bytes).sum();
+    Ok(Some(Compiled { follow: Follow::new(rules, phase, form, body), warnings, bytes }))
 }
 
 fn refuse(param: &str, flaw: Flaw) -> ApiError {
@@ -257,12 +279,21 @@ fn compile_calls(
     let mut list = Vec::new();
     for &i in &indices {
         let tool = &tools.list[i];
-        let exact = tool.strict || required;
+        let exact = tool.strict || required || tool.form.is_some();
         let strictness = if exact { Strictness::Exact } else { Strictness::Widened };
-        let schema_param = || format!("tools[{i}].function.parameters");
+        let schema_param = || match &tool.form {
+            Some(form) => form.param.clone(),
+            None => format!("tools[{i}].function.parameters"),
+        };
+        let flaw = |message| Flaw { pointer: String::new(), message };
+        let text = tool.form.as_ref().map(|form| Text::of(&form.form)).transpose();
+        let text = text.map_err(|message| refuse(&schema_param(), flaw(message)))?;
         let (schema, mut widened) = calls::arguments(tool, strictness).map_err(|f| refuse(&schema_param(), f))?;
-        let mut callable = Callable { name: &tool.name, schema };
+        let mut callable = Callable { name: &tool.name, schema, text };
         if let Err(message) = compile_body(std::slice::from_ref(&callable), wanted.style, true, vocabulary) {
+            if callable.text.is_some() {
+                return Err(refuse(&schema_param(), flaw(message)));
+            }
             if exact {
                 return Err(refuse(
                     &schema_param(),
@@ -289,5 +320,7 @@ fn compile_body(
     vocabulary: &Vocabulary,
 ) -> Result<TokenParser, String> {
     let lark = calls::body(list, style, single).ok_or("the way this model writes calls is not known")?;
-    vocabulary.parser(TopLevelGrammar::from_lark(lark))
+    let mut grammar = TopLevelGrammar::from_lark(lark);
+    grammar.grammars.extend(list.iter().enumerate().filter_map(|(i, tool)| tool.text.as_ref()?.grammar(i)));
+    vocabulary.parser(grammar)
 }

@@ -12,7 +12,7 @@ use crate::serve::error::{ApiError, quote};
 use crate::serve::fields::Fields;
 use crate::serve::json::type_name;
 use crate::serve::limits;
-use crate::serve::model::Caps;
+use crate::serve::model::{Caps, ToolStyle};
 use crate::serve::params::{Names, Params};
 use crate::serve::schema::Class::{self, Honoured, Noted, Refused};
 use crate::serve::schema::{beyond_disabled, filled, is_false, never, not_one, plain_tier, truthy};
@@ -70,6 +70,7 @@ pub(crate) const FIELDS: &[(&str, Class)] = &[
     ("include", Honoured),
     ("chat_template_kwargs", Honoured),
     ("enable_thinking", Honoured),
+    ("prompt_cache_options", Honoured),
     ("n", Refused(not_one)),
     // The client keeps the conversation.
     ("previous_response_id", Refused(filled)),
@@ -93,6 +94,8 @@ pub(crate) struct Read {
     pub chat: Option<Chat>,
     /// Alternatives to show beside every token; `None`: no log-probabilities.
     pub logprobs: Option<u32>,
+    /// The answer that this one is to be compared with.
+    pub previous: Option<String>,
     /// Fields within others that have no effect.
     pub ignored: Vec<String>,
     /// Codes of `X-Engine-Warnings`.
@@ -131,9 +134,15 @@ pub(crate) fn read(body: &Fields<'_, '_>, max_tokens: Option<u32>, caps: &Caps) 
         (given("reasoning", "summary"), "reasoning.summary"),
         (given("reasoning", "generate_summary"), "reasoning.generate_summary"),
         (given("text", "verbosity"), "text.verbosity"),
+        (given("prompt_cache_options", "mode"), "prompt_cache_options.mode"),
+        (given("prompt_cache_options", "ttl"), "prompt_cache_options.ttl"),
     ];
     let ignored = ignored.into_iter().filter(|(given, _)| *given).map(|(_, name)| name.to_owned()).collect();
-    Ok(Read { chat, logprobs, ignored, warnings })
+    let previous = match body.object("prompt_cache_options")? {
+        None => None,
+        Some(map) => Fields::nested(map, "prompt_cache_options.").string("comparison_response_id")?.map(str::to_owned),
+    };
+    Ok(Read { chat, logprobs, previous, ignored, warnings })
 }
 
 /// The turns of a recorded request, and the fields of a chat that would have its prompt.
@@ -144,10 +153,11 @@ pub(crate) fn recorded(body: &Map<String, Value>) -> (Vec<Turn>, Map<String, Val
         Ok(Input::Messages(messages, _)) => messages,
         _ => Vec::new(),
     };
-    let caps = Caps { tools: true, reasoning_effort: true, ..Caps::default() };
+    let think = Some(("", ""));
+    let caps = Caps { tools: true, reasoning_effort: true, think, tool_style: ToolStyle::Xml, ..Caps::default() };
     let tools = read_tools(&body).and_then(|tools| tools::offered(tools, &caps)).ok().flatten();
-    let kwargs = read_asked(&body, &caps).unwrap_or_default().kwargs;
-    (messages.into_iter().map(conversation::turn).collect(), chat::as_chat(tools, kwargs))
+    let asked = read_asked(&body, &caps).unwrap_or_default();
+    (messages.into_iter().map(conversation::turn).collect(), chat::as_chat(tools, asked))
 }
 
 /// What of a request its answer repeats.
@@ -251,15 +261,12 @@ fn read_tool(tool: &Fields<'_, '_>) -> Result<Listed, ApiError> {
 /// What `reasoning` and `text` ask for.
 fn read_asked(body: &Fields<'_, '_>, caps: &Caps) -> Result<Asked, ApiError> {
     let mut kwargs = chat::plain_kwargs(body)?;
-    let (mut budget, mut format) = (None, None);
+    let (mut budget, mut format, mut keep_thoughts) = (None, None, false);
     if let Some(map) = body.object("reasoning")? {
         let reasoning = Fields::nested(map, "reasoning.");
         reasoning.only(&["effort", "summary", "generate_summary", "context", "mode"])?;
         budget = chat::put_effort(&mut kwargs, reasoning.string("effort")?, "reasoning.effort", caps)?;
-        if reasoning.string("context")? == Some("all_turns") {
-            let message = "the chat template decides which thinking is kept";
-            return Err(ApiError::unsupported_value("reasoning.context", message));
-        }
+        keep_thoughts = chat::keeps_thoughts(&reasoning, caps)?;
     }
     if let Some(map) = body.object("text")? {
         let text = Fields::nested(map, "text.");
@@ -268,7 +275,7 @@ fn read_asked(body: &Fields<'_, '_>, caps: &Caps) -> Result<Asked, ApiError> {
         format = text.object("format")?.map(|map| format::object(map, "text.format")).transpose()?.flatten();
     }
     let format = format::either(format, body)?;
-    Ok(Asked { kwargs, budget, format })
+    Ok(Asked { kwargs, budget, format, keep_thoughts })
 }
 
 #[cfg(test)]

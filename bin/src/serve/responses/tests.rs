@@ -124,7 +124,7 @@ fn what_is_wrong_is_named_where_it_stands() {
     for (name, value, expected) in [
         ("reasoning", json!({"depth": 1}), "unsupported_parameter reasoning.depth"),
         ("reasoning", json!({"effort": "much"}), "invalid_value reasoning.effort"),
-        ("reasoning", json!({"context": "all_turns"}), "unsupported_value reasoning.context"),
+        ("reasoning", json!({"context": "every_turn"}), "invalid_value reasoning.context"),
         ("text", json!({"shape": 1}), "unsupported_parameter text.shape"),
         ("text", json!({"format": {"type": "yaml"}}), "unsupported_value text.format.type"),
         ("tools", json!([{"type": "function", "name": "a b"}]), "invalid_value tools[0].name"),
@@ -176,4 +176,39 @@ fn tools_and_switches_reach_the_template() {
             "chat_template_kwargs": {"enable_thinking": false},
         })
     );
+}
+
+#[test]
+fn old_thoughts_are_kept_where_the_model_has_marks_for_them() {
+    let body = json!({"input": "hi", "reasoning": {"context": "all_turns"}});
+    assert!(of(&body).is_ok());
+    let (_, fields) = recorded(body.as_object().unwrap());
+    assert_eq!(Value::Object(fields), json!({"reasoning": {"context": "all_turns"}}));
+    let caps = Caps { think: None, ..CAPS };
+    let error = read(&Fields::body(body.as_object().unwrap()), None, &caps).err().expect("there is no place for them");
+    assert_eq!((error.code, error.param.as_deref()), ("unsupported_value", Some("reasoning.context")));
+}
+
+#[test]
+fn a_grammar_of_a_custom_tool_is_read() {
+    let with = |format: Value| json!({"input": "hi", "tools": [{"type": "custom", "name": "note", "format": format}]});
+    for (format, expected) in [
+        (json!({"type": "grammar", "syntax": "lark", "definition": "start: \"a\""}), "messages"),
+        (json!({"type": "grammar", "syntax": "regex", "definition": "a+"}), "messages"),
+        (json!({"type": "grammar", "syntax": "bnf", "definition": "a"}), "unsupported_value tools[0].format.syntax"),
+        (json!({"type": "grammar", "syntax": "lark"}), "missing_required_parameter tools[0].format.definition"),
+        (json!({"type": "yaml"}), "unsupported_value tools[0].format.type"),
+        (json!({}), "missing_required_parameter tools[0].format.type"),
+    ] {
+        match expected {
+            "messages" => assert!(of(&with(format)).is_ok()),
+            expected => check(with(format), expected),
+        }
+    }
+    let body = with(json!({"type": "grammar", "syntax": "lark", "definition": "start: \"a\""}));
+    for style in [ToolStyle::Hermes, ToolStyle::Llama3, ToolStyle::Nemotron2, ToolStyle::None] {
+        let caps = Caps { tool_style: style, ..CAPS };
+        let error = read(&Fields::body(body.as_object().unwrap()), None, &caps).err().expect("JSON holds no grammar");
+        assert_eq!((error.code, error.param.as_deref()), ("unsupported_value", Some("tools[0].format.definition")));
+    }
 }

@@ -7,6 +7,7 @@
 mod environment;
 mod facts;
 mod json;
+mod keep;
 mod pay;
 mod scan;
 mod strftime;

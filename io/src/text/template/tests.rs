@@ -496,3 +496,48 @@ proptest! {
         prop_assert_eq!(tokenizer().decode_bytes(&p.ids, true).unwrap(), p.text.into_bytes());
     }
 }
+
+fn kept(source: &str, messages: &Json, kwargs: Json) -> Prompt {
+    let input = RenderInput {
+        messages,
+        tools: None,
+        add_generation_prompt: true,
+        kwargs: kwargs.as_object().unwrap(),
+        now: SystemTime::UNIX_EPOCH,
+    };
+    tokenizer().encode_rendered(&compile(source).render_keeping(&input).unwrap())
+}
+
+#[test]
+fn thoughts_of_all_turns_are_kept_in_the_form_of_the_template() {
+    let said =
+        |content: &str, thought: &str| json!({"role": "assistant", "content": content, "reasoning_content": thought});
+    let user = json!({"role": "user", "content": "go on"});
+    let messages = json!([user, said("one", "\nfirst </think> thought\n"), user, said("", "  "), user, said("three", "last"),
+        {"role": "tool", "content": "x"}]);
+    assert!(!prompt(THINKING, messages.clone()).text.contains("first"), "the template leaves old thoughts out");
+    let p = kept(THINKING, &messages, json!({}));
+    let turn = |text: &str| format!("<|im_start|>assistant\n{text}<|im_end|>\n");
+    for text in
+        [turn("<think>\nfirst </think> thought\n</think>\n\none"), turn(""), turn("<think>\nlast\n</think>\n\nthree")]
+    {
+        assert!(p.text.contains(&text), "{text:?} is not in {:?}", p.text);
+    }
+    // The marks are the template's, the client's text is text.
+    let count = |name: &str| structure(&p).iter().filter(|s| **s == name).count();
+    assert_eq!((count("<think>"), count("</think>")), (3, 2));
+    assert!(!p.text.contains("thought0") && !p.text.contains('\u{FDD0}'));
+    // A template that keeps them when it is told to does that itself.
+    let obeys = THINKING
+        .replace("loop.index0 > ns.last_query", "(preserve_thinking or loop.index0 > ns.last_query)")
+        .replace("</think>\\n\\n' }}", "</think>!' }}");
+    let p = kept(&obeys, &messages, json!({}));
+    assert!(p.text.contains("<think>\nfirst </think> thought\n</think>!one"), "{}", p.text);
+    let p = kept(&obeys, &messages, json!({"preserve_thinking": false}));
+    assert!(p.text.contains("<think>\nfirst </think> thought\n</think>!one"), "the form is the template's: {}", p.text);
+    // Without marks there is no place for them.
+    assert_eq!(
+        kept(CHATML, &json!([user, said("a", "b"), user]), json!({})).text,
+        prompt(CHATML, json!([user, said("a", "b"), user])).text
+    );
+}

@@ -13,8 +13,9 @@ fn calls_of(style: ToolStyle, choice: ToolChoice, single: bool) -> (Vec<String>,
                 .cloned(),
                 strict: false,
                 custom: false,
+                form: None,
             },
-            Tool { name: "now".into(), parameters: None, strict: false, custom: false },
+            Tool { name: "now".into(), parameters: None, strict: false, custom: false, form: None },
             Tool {
                 name: "odd".into(),
                 parameters: json!({"type": "object", "properties": {"a": {"type": "integer"}}, "not": {}})
@@ -22,6 +23,7 @@ fn calls_of(style: ToolStyle, choice: ToolChoice, single: bool) -> (Vec<String>,
                     .cloned(),
                 strict: false,
                 custom: false,
+                form: None,
             },
         ],
         choice,
@@ -208,6 +210,7 @@ fn a_schema_is_widened_where_nobody_insists() {
         parameters: parameters.as_object().cloned(),
         strict: true,
         custom: false,
+        form: None,
     };
     for (parameters, place) in [
         (json!({"type": "object", "properties": {"a": {"not": {}}}}), "at /properties/a/not"),
@@ -280,7 +283,7 @@ fn a_form_begins_behind_reasoning() {
 fn a_form_and_calls_exclude_each_other() {
     let form = format(Form::Schema(json!({"type": "boolean"})));
     let tools = Tools {
-        list: vec![Tool { name: "now".into(), parameters: None, strict: true, custom: false }],
+        list: vec![Tool { name: "now".into(), parameters: None, strict: true, custom: false, form: None }],
         choice: ToolChoice::Auto,
         allowed: None,
         single: false,
@@ -301,5 +304,67 @@ fn a_form_and_calls_exclude_each_other() {
     }
     for text in [&format!("</think>true{XML_NOW}"), &format!("</think>{XML_NOW}true"), "hm<end>"] {
         assert!(walk(start.fork().as_mut(), marked(text)).is_err(), "{text} passes");
+    }
+}
+
+/// A custom tool whose text has this form, and one function.
+fn custom_of(form: Form) -> Result<Box<dyn Constraint>, ApiError> {
+    let parameters = json!({"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]});
+    let custom = Tool {
+        name: "note".into(),
+        parameters: parameters.as_object().cloned(),
+        strict: false,
+        custom: true,
+        form: Some(Format::new(form, "tools[1].custom.format.grammar.definition")),
+    };
+    let now = Tool { name: "now".into(), parameters: None, strict: false, custom: false, form: None };
+    let tools = Tools { list: vec![now, custom], ..Tools::default() };
+    let call = Some((CALL, Some(CALL_END)));
+    let wanted = Wanted { tools: Some(&tools), style: ToolStyle::Xml, call, ..Wanted::default() };
+    Ok(compile(&wanted, &VOCABULARY)?.unwrap().start())
+}
+
+#[test]
+fn the_text_of_a_custom_tool_is_held_to_its_grammar() {
+    // As agents write the format of their patches.
+    let patch = "start: begin line+ end\nbegin: \"*** Begin\" LF\nend: \"*** End\" LF?\n\
+                 line: (\"+\" | \"-\") /(.*)/ LF\nLF: \"\\n\"\n";
+    let gbnf = "root ::= word (\" \" word)*\nword ::= [a-z]+\n";
+    let call = |text: &str| {
+        format!("<tool_call>\n<function=note>\n<parameter=input>\n{text}\n</parameter>\n</function>\n</tool_call><end>")
+    };
+    for (form, good, bad) in [
+        (
+            Form::Lark(patch.to_owned()),
+            &["*** Begin\n+a b\n-</parameter>\n*** End", "*** Begin\n+\n*** End\n"][..],
+            &["*** Begin\n*** End", "hello", "*** Begin\n+a\n*** End\nmore", "*** Begin\n a\n*** End", ""][..],
+        ),
+        (Form::Gbnf(gbnf.to_owned()), &["hello", "a bc d"], &["Hello", "a  b", "a ", "a\n"]),
+        (Form::Regex("[a-c]+(\\n[0-9/]*)?".to_owned()), &["abc", "a\n12/3", "b\n"], &["", "d", "a\nx", "a\n\n"]),
+        // What an expression would take of the end tag stays the end tag.
+        (Form::Regex("[\\s\\S]*".to_owned()), &["", "any\n<text>"], &[]),
+    ] {
+        let start = custom_of(form.clone()).unwrap();
+        for text in good {
+            let mut constraint = start.fork();
+            walk(constraint.as_mut(), marked(&call(text)))
+                .unwrap_or_else(|at| panic!("{form:?} stops {text:?} at {at:?}"));
+            assert!(constraint.ended());
+        }
+        for text in bad {
+            assert!(walk(start.fork().as_mut(), marked(&call(text))).is_err(), "{form:?} lets {text:?} pass");
+        }
+        // The other tool is what it was.
+        walk(start.fork().as_mut(), marked(&format!("{XML_NOW}<end>"))).unwrap();
+    }
+    for form in [
+        Form::Lark("start: nobody".to_owned()),
+        Form::Lark("start: \"a\" }\nother: \"b\"".to_owned()),
+        Form::Gbnf("word ::= [a-z]".to_owned()),
+        Form::Regex("(".to_owned()),
+    ] {
+        let error = custom_of(form.clone()).unwrap_err();
+        let place = Some("tools[1].custom.format.grammar.definition");
+        assert_eq!((error.status, error.code, error.param.as_deref()), (400, "invalid_schema", place), "{form:?}");
     }
 }

@@ -180,3 +180,49 @@ fn a_form_has_a_size() {
     let form = format(Form::Regex("a".repeat(100)));
     assert!(compiler.compile(&Wanted { format: Some(&form), ..Wanted::default() }).unwrap().is_some());
 }
+
+#[test]
+fn what_is_asked_for_again_is_compiled_once() {
+    let compiler = Compiler::new(Arc::new(Bytes), 1 << 20);
+    let compiles = || {
+        let mut page = String::new();
+        compiler.times.write(&mut page);
+        page.lines().last().unwrap().rsplit(' ').next().unwrap().parse::<u64>().unwrap()
+    };
+    let compile = |text: &str| {
+        let form = format(Form::Regex(text.to_owned()));
+        compiler.compile(&Wanted { format: Some(&form), ..Wanted::default() }).unwrap().unwrap()
+    };
+    let (first, again) = (compile("a+"), compile("a+"));
+    assert!(Arc::ptr_eq(&first, &again) && compiles() == 1);
+    // Whoever uses it leaves nothing behind.
+    walk(first.start().as_mut(), tokens("aa")).unwrap();
+    walk(again.start().as_mut(), tokens("aaa").into_iter().chain([END])).unwrap();
+    // Whatever it is compiled from makes another of it.
+    let form = format(Form::Regex("a+".to_owned()));
+    for (budget, begins) in [(Some(1), true), (Some(2), true), (None, true)] {
+        let reasoning = Some((THINK, THINK_END));
+        let wanted =
+            Wanted { format: Some(&form), reasoning, budget, begins_in_reasoning: begins, ..Wanted::default() };
+        assert!(!Arc::ptr_eq(&compiler.compile(&wanted).unwrap().unwrap(), &first));
+    }
+    assert_eq!(compiles(), 4);
+    // The oldest goes, and what is used stays.
+    let sizes: Vec<(usize, usize)> = (0..100)
+        .map(|i| {
+            compile(&"b".repeat(i + 1));
+            compile("a+");
+            compiler.kept.lock().size()
+        })
+        .collect();
+    assert_eq!(compiles(), 104);
+    assert!(sizes.iter().all(|(rows, bytes)| *rows <= 64 && *bytes <= kept::BYTES && *bytes >= rows * first.bytes / 2));
+    compile("b");
+    assert_eq!(compiles(), 105, "it was the oldest");
+    // What fails is not kept.
+    let wrong = format(Form::Regex("(".to_owned()));
+    for n in [106, 107] {
+        assert!(compiler.compile(&Wanted { format: Some(&wrong), ..Wanted::default() }).is_err());
+        assert_eq!(compiles(), n);
+    }
+}
