@@ -19,8 +19,9 @@ use engine_io::{OpenOptions, Package};
 use crate::bench::options::{ConventionFlags, KvFlag, RepackFlag, THREADS_MAX, within};
 use crate::memory::{SizeFlag, checkpoints};
 use crate::menu::{self, BUILT_IN, Given, Menu};
+use crate::serve::api_flags::ApiFlags;
 use crate::serve::flags::HttpFlags;
-use crate::serve::{Bounds, limits};
+use crate::serve::{Api, Bounds, limits, ping};
 use crate::stage::flags::LinkFlags;
 
 /// Context of a request where neither flag nor model asks for less.
@@ -338,6 +339,9 @@ pub struct LowArgs {
     /// Where to listen, who may ask, and how much clients may send.
     #[command(flatten)]
     pub http: HttpFlags,
+    /// What requests mean.
+    #[command(flatten)]
+    pub api: ApiFlags,
     /// Seconds a request may wait for a slot before it is answered with 503.
     #[arg(long, value_name = "SECONDS", default_value_t = QUEUE_SECONDS_DEFAULT, value_parser = within(1, QUEUE_SECONDS_MAX))]
     pub queue_timeout: usize,
@@ -426,8 +430,10 @@ impl LowArgs {
             ScheduleFlag::Auto => Schedule::Auto,
         };
         self.http.check()?;
+        self.api.check()?;
         self.size.check()?;
-        let of_http = !self.http.api_key.is_empty() || self.http.api_key_file.is_some() || self.record.is_some();
+        let kept = !self.http.api_key.is_empty() || self.http.api_key_file.is_some() || self.record.is_some();
+        let of_http = kept || self.api != ApiFlags::default();
         self.link.check(&self.stage, &self.sidecar, of_http)?;
         Ok(ServeArgs { low: self, strategy, given, schedule })
     }
@@ -453,7 +459,16 @@ impl ServeArgs {
             queue_time: Duration::from_secs(self.low.queue_timeout as u64),
             waiting: self.low.size.queue_max,
             schema_bytes: self.low.max_schema_bytes,
-            ..self.low.http.bounds()
+            ..self.low.api.bounds(self.low.http.bounds())
+        }
+    }
+
+    /// What these flags say of requests.
+    pub fn api(&self) -> Api {
+        Api {
+            ping: ping(self.low.http.sse_ping_interval),
+            strip_billing_line: self.low.strip_billing_line == SwitchFlag::On,
+            ..self.low.api.api()
         }
     }
 

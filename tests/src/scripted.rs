@@ -18,7 +18,7 @@ use engine::step::{Executor, NO_LOGPROBS, Shape, SlotOp, Step, StepResult, Trunk
 use engine_bin::menu::{BUILT_IN, Menu};
 use engine_bin::open;
 use engine_bin::serve::gguf_text::GgufText;
-use engine_bin::serve::{Config, ModelInfo, MtpOffer, Outage, Parts, SamplingDefaults, Server, SpecConfig};
+use engine_bin::serve::{Api, Config, ModelInfo, MtpOffer, Outage, Parts, SamplingDefaults, Server, SpecConfig};
 use engine_io::OpenOptions;
 use engine_io::text::{EncodeOptions, Tokenizer};
 use serde::Deserialize;
@@ -182,6 +182,14 @@ impl ScriptedServer {
     /// # Panics
     /// If anything of it cannot be had.
     pub fn start(config: Config, limits: &Limits, rules: Vec<Rule>) -> Self {
+        Self::start_as(config, limits, rules, Api::default())
+    }
+
+    /// The same, with settings of the API.
+    ///
+    /// # Panics
+    /// If anything of it cannot be had.
+    pub fn start_as(config: Config, limits: &Limits, rules: Vec<Rule>, api: Api) -> Self {
         let file = open::ModelSource::BuiltIn.open(OpenOptions::default()).expect("the built-in model opens");
         let tokenizer = Arc::new(Tokenizer::from_meta(file.meta()).expect("it has a tokenizer"));
         let pieces = open::pieces(&tokenizer);
@@ -236,7 +244,7 @@ impl ScriptedServer {
             gauges: engine.gauges.clone(),
             clock,
             outage: Outage::default(),
-            strip_billing_line: true,
+            api,
         };
         server.serve(parts).expect("it serves");
         Self { server: Some(server), engine: Some(engine) }

@@ -9,7 +9,7 @@ use crate::flags::{LowArgs, ServeArgs};
 use crate::serve::json::{parse_object, type_name};
 
 /// Flags that decide what a model is and how it runs.
-const KEYS: [&str; 28] = [
+const KEYS: [&str; 45] = [
     "model",
     "spec_strategy",
     "mtp_tokens",
@@ -38,7 +38,28 @@ const KEYS: [&str; 28] = [
     "mtp_hidden_norm",
     "memory_limit",
     "max_schema_bytes",
+    "constraint_compile_ms",
+    "alias",
+    "model_match",
+    "strict_params",
+    "max_stop_strings",
+    "prefill_assistant",
+    "default_sampling",
+    "temperature_max",
+    "chat_template",
+    "chat_template_file",
+    "chat_template_kwargs",
+    "template_fuel",
+    "system_fold",
+    "tool_style",
+    "reasoning_format",
+    "reasoning_field",
+    "reasoning_effort_map",
 ];
+/// Keys whose flags take JSON, which may stand here as it is.
+const OBJECTS: [&str; 2] = ["default_sampling", "chat_template_kwargs"];
+/// Keys whose flags may be repeated.
+const LISTS: [&str; 1] = ["alias"];
 /// Keys beside the flags.
 const PAGE_EVENTS: &str = "page_events";
 const QUEUE_TIMEOUT: &str = "queue_timeout";
@@ -78,6 +99,15 @@ impl Config {
                 Value::Bool(false) => {}
                 Value::String(text) => words.push(format!("--{flag}={text}").into()),
                 Value::Number(number) => words.push(format!("--{flag}={number}").into()),
+                Value::Object(_) if OBJECTS.contains(&key.as_str()) => words.push(format!("--{flag}={value}").into()),
+                Value::Array(list) if LISTS.contains(&key.as_str()) => {
+                    for (i, item) in list.iter().enumerate() {
+                        let Some(text) = item.as_str() else {
+                            return Err(format!("{key}[{i}]: expected string, found {}", type_name(item)));
+                        };
+                        words.push(format!("--{flag}={text}").into());
+                    }
+                }
                 other => return Err(format!("{key}: expected string, number or boolean, found {}", type_name(other))),
             }
         }
@@ -103,7 +133,7 @@ mod tests {
 
     /// What a handle has no use for, beside the flags of HTTP: models in two processes, a queue that its host keeps itself,
     /// records of what its host asked for, and bodies of an API that a handle does not speak.
-    const OF_PROGRAMS: [&str; 10] = [
+    const OF_PROGRAMS: [&str; 11] = [
         "stage",
         "stage_split",
         "listen",
@@ -114,6 +144,7 @@ mod tests {
         "record",
         "queue_max",
         "strip_billing_line",
+        "hosted_tools",
     ];
 
     #[test]
@@ -140,7 +171,21 @@ mod tests {
         assert_eq!(args.low.model.as_deref(), Some("-odd name.gguf".as_ref()));
         assert_eq!((size.ctx_size, size.no_mmap, size.strict, size.threads), (Some(512), true, false, None));
         assert_eq!((page_events, args.low.queue_timeout), (true, 9));
+        let api = read(
+            r#"{"alias": ["a", "b"], "default_sampling": {"temperature": 0.5}, "chat_template_kwargs": {"x": [1]},
+                "strict_params": true, "reasoning_format": "none", "max_stop_strings": 7}"#,
+        );
+        let args = api.unwrap().args;
+        let api = args.api();
+        assert_eq!((api.aliases.len(), api.strict_params, args.bounds().stop_strings), (2, true, 7));
+        assert_eq!(api.kwargs["x"], serde_json::json!([1]));
+        assert_eq!(args.low.api.sampling(Default::default()).unwrap().temperature, 0.5);
+        assert_ne!(api, Default::default());
         for (text, told) in [
+            (r#"{"alias": [1]}"#, "alias[0]: expected string"),
+            (r#"{"default_sampling": {"heat": 1}}"#, "--default-sampling: heat"),
+            (r#"{"chat_template": "a", "chat_template_file": "b"}"#, "exclude each other"),
+            (r#"{"hosted_tools": "reject"}"#, "is not known"),
             ("[]", "expected object"),
             ("{", "byte"),
             (r#"{"ctx_size": 4, "ctx_size": 8}"#, "duplicate key"),

@@ -378,9 +378,9 @@ impl Drop for Engine {
 }
 
 fn about(parts: &Parts, threads: usize) -> Value {
-    let Parts { info, spec, slots, .. } = parts;
+    let Parts { info, spec, slots, api, .. } = parts;
     json!({
-        "model": info::entry(info, spec),
+        "model": info::entries(info, spec, &api.aliases)[0],
         "program": info::version(),
         "slots": slots,
         "page_tokens": PAGE_TOKENS,

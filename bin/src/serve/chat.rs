@@ -7,16 +7,15 @@
 
 use engine::channels::Markers;
 use engine::ids::TokenId;
-use engine_io::trace::Turn;
+use engine_io::trace::{Role, Turn};
 use serde_json::{Map, Value, json};
 
+use crate::serve::api::{self, Api};
 use crate::serve::calls::Kinds;
 use crate::serve::constrain::format::{self, Format};
 use crate::serve::conversation::Normalised;
 use crate::serve::error::{ApiError, quote};
 use crate::serve::fields::Fields;
-use crate::serve::json::type_name;
-use crate::serve::limits;
 use crate::serve::messages;
 use crate::serve::model::{Caps, Conversation, RenderError, Rendered, TextModel, ToolStyle};
 use crate::serve::parts::{ReasoningFormat, Shape};
@@ -66,47 +65,58 @@ impl Chat {
     ///
     /// # Errors
     /// 400 naming the field.
-    pub(crate) fn read(body: &Fields<'_, '_>, caps: &Caps) -> Result<Self, ApiError> {
+    pub(crate) fn read(body: &Fields<'_, '_>, caps: &Caps, api: &Api) -> Result<Self, ApiError> {
         let messages = body.list("messages")?.ok_or_else(|| ApiError::missing("messages"))?;
-        let normalised = messages::normalise(messages, caps)?;
+        let normalised = messages::normalise(messages, caps, api.system_fold)?;
         let tools = tools::read(body, caps)?;
-        let reasoning = read_reasoning(body)?;
-        let (kwargs, effort_budget) = read_kwargs(body, caps)?;
+        let reasoning = read_reasoning(body, api)?;
+        let (kwargs, effort_budget) = read_kwargs(body, caps, api)?;
         let budget = read_budget(body)?.or(effort_budget);
-        let continues = body.boolean("continue_final_message")?.unwrap_or(false) || normalised.prefix;
+        let asked = body.boolean("continue_final_message")?;
+        let continues = asked.unwrap_or(false) || normalised.prefix;
         let opens = body.boolean("add_generation_prompt")?;
         if continues && opens == Some(true) {
             let message = "it excludes continue_final_message";
             return Err(ApiError::invalid_value("add_generation_prompt", message));
         }
-        let mut normalised = normalised;
-        let continues = match (continues, normalised.open_end.take()) {
-            (false, _) => None,
-            (true, Some(text)) => {
-                // The turn is opened by the template as for any answer; the text follows as the model's own.
-                if let Value::Array(messages) = &mut normalised.messages {
-                    messages.pop();
-                }
-                Some(text)
-            }
-            (true, None) => {
-                let message = "the last message is not an assistant message with nothing but content";
-                return Err(ApiError::invalid_value("continue_final_message", message));
-            }
-        };
         let keep_thoughts = match body.object("reasoning")? {
             None => false,
             Some(map) => keeps_thoughts(&Fields::nested(map, "reasoning."), caps)?,
         };
+        // What a request says of its last message goes before what the server does with such.
+        let prefill = api.prefill_assistant && asked.is_none() && opens.is_none();
         let asked = Asked { kwargs, budget, format: format::read(body)?, keep_thoughts };
         let chat = Self::of(normalised, tools, asked, WORDS);
-        Ok(Self { reasoning, add_generation_prompt: opens.unwrap_or(true), continues, ..chat })
+        let mut chat = Self { reasoning, add_generation_prompt: opens.unwrap_or(true), ..chat };
+        if (continues || prefill) && !chat.continue_last() && continues {
+            let message = "the last message is not an assistant message with nothing but content";
+            return Err(ApiError::invalid_value("continue_final_message", message));
+        }
+        Ok(chat)
     }
 
     /// A conversation of any dialect, with an answer to come.
     pub(crate) fn of(normalised: Normalised, tools: Option<Tools>, asked: Asked, words: Words) -> Self {
         let (reasoning, add_generation_prompt, continues) = (ReasoningFormat::Apart, true, None);
         Self { normalised, tools, reasoning, asked, add_generation_prompt, continues, words }
+    }
+
+    /// The same, continued where it ends with a message of the assistant, if the server does that.
+    pub(crate) fn prefilled(mut self, api: &Api) -> Self {
+        if api.prefill_assistant {
+            self.continue_last();
+        }
+        self
+    }
+
+    /// Takes the last message, if it is the assistant's with nothing but content, for the beginning of the answer. The turn
+    /// is opened by the template as for any answer; the text follows as the model's own.
+    fn continue_last(&mut self) -> bool {
+        self.continues = self.normalised.open_end.take();
+        if let (Some(_), Value::Array(messages)) = (&self.continues, &mut self.normalised.messages) {
+            messages.pop();
+        }
+        self.continues.is_some()
     }
 
     /// The messages as the template sees them.
@@ -218,20 +228,13 @@ impl Chat {
 pub(crate) fn prompt(messages: Vec<Value>, text: &dyn TextModel) -> Result<Vec<TokenId>, String> {
     let mut body = Map::new();
     body.insert("messages".to_owned(), Value::Array(messages));
-    let rendered = Chat::read(&Fields::body(&body), &text.caps()).and_then(|chat| chat.render(text, usize::MAX));
+    let rendered =
+        Chat::read(&Fields::body(&body), &text.caps(), &Api::default()).and_then(|chat| chat.render(text, usize::MAX));
     rendered.map(|rendered| rendered.tokens).map_err(|error| error.message)
 }
 
-fn read_reasoning(body: &Fields<'_, '_>) -> Result<ReasoningFormat, ApiError> {
-    let format = match body.string("reasoning_format")? {
-        None | Some("deepseek" | "auto") => ReasoningFormat::Apart,
-        Some("none") => ReasoningFormat::Inside,
-        Some("deepseek-legacy") => ReasoningFormat::Both,
-        Some(other) => {
-            let message = format!("{} is unknown; none, deepseek, deepseek-legacy or auto", quote(other));
-            return Err(ApiError::invalid_value("reasoning_format", message));
-        }
-    };
+fn read_reasoning(body: &Fields<'_, '_>, api: &Api) -> Result<ReasoningFormat, ApiError> {
+    let format = body.string("reasoning_format")?.map_or(Ok(api.reasoning), api::reasoning_format)?;
     let excluded = match body.object("reasoning")? {
         None => None,
         Some(map) => Fields::nested(map, "reasoning.").boolean("exclude")?,
@@ -270,16 +273,6 @@ pub(crate) fn tokens(n: i64) -> u32 {
     u32::try_from(n).unwrap_or(u32::MAX)
 }
 
-/// Tokens of thinking for an effort that the template does not read.
-fn effort_tokens(effort: &str) -> Option<u32> {
-    match effort {
-        "minimal" => Some(512),
-        "low" => Some(2048),
-        "medium" => Some(8192),
-        _ => None,
-    }
-}
-
 /// Whether `context` of `reasoning` asks for the thoughts of all turns.
 ///
 /// # Errors
@@ -301,8 +294,8 @@ pub(crate) fn keeps_thoughts(reasoning: &Fields<'_, '_>, caps: &Caps) -> Result<
 }
 
 /// Template variables, and the budget of an effort that is none.
-fn read_kwargs(body: &Fields<'_, '_>, caps: &Caps) -> Result<(Map<String, Value>, Option<u32>), ApiError> {
-    let mut kwargs = plain_kwargs(body)?;
+fn read_kwargs(body: &Fields<'_, '_>, caps: &Caps, api: &Api) -> Result<(Map<String, Value>, Option<u32>), ApiError> {
+    let mut kwargs = plain_kwargs(body, api)?;
     let (mut effort, mut path) = (body.string("reasoning_effort")?, "reasoning_effort");
     if let Some(map) = body.object("reasoning")? {
         let reasoning = Fields::nested(map, "reasoning.");
@@ -314,26 +307,19 @@ fn read_kwargs(body: &Fields<'_, '_>, caps: &Caps) -> Result<(Map<String, Value>
             (effort, path) = (Some(same), "reasoning.effort");
         }
     }
-    let budget = put_effort(&mut kwargs, effort, path, caps)?;
+    let budget = put_effort(&mut kwargs, effort, path, caps, api)?;
     Ok((kwargs, budget))
 }
 
-/// `chat_template_kwargs`, and `enable_thinking` among them.
-pub(crate) fn plain_kwargs(body: &Fields<'_, '_>) -> Result<Map<String, Value>, ApiError> {
-    const RESERVED: [&str; 5] = ["messages", "tools", "add_generation_prompt", "bos_token", "eos_token"];
-    let mut kwargs = body.object("chat_template_kwargs")?.cloned().unwrap_or_default();
-    if kwargs.len() > limits::TEMPLATE_KWARGS {
-        let message = format!("more than {} keys", limits::TEMPLATE_KWARGS);
-        return Err(ApiError::invalid_value("chat_template_kwargs", message));
-    }
-    if let Some(name) = RESERVED.into_iter().find(|name| kwargs.contains_key(*name)) {
-        return Err(ApiError::invalid_value(&format!("chat_template_kwargs.{name}"), "this name is reserved"));
+/// `chat_template_kwargs` over those of the server, and `enable_thinking` among them.
+pub(crate) fn plain_kwargs(body: &Fields<'_, '_>, api: &Api) -> Result<Map<String, Value>, ApiError> {
+    let mut kwargs = api.kwargs.clone();
+    if let Some(own) = body.object("chat_template_kwargs")? {
+        api::check_kwargs(own)?;
+        kwargs.extend(own.clone());
     }
     if let Some(on) = body.boolean("enable_thinking")? {
         think(&mut kwargs, on);
-    }
-    if let Some(value) = kwargs.get("enable_thinking").filter(|v| !v.is_boolean()) {
-        return Err(ApiError::invalid_type("chat_template_kwargs.enable_thinking", "boolean", type_name(value)));
     }
     Ok(kwargs)
 }
@@ -349,32 +335,52 @@ pub(crate) fn put_effort(
     effort: Option<&str>,
     path: &str,
     caps: &Caps,
+    api: &Api,
 ) -> Result<Option<u32>, ApiError> {
-    let mut budget = None;
     match effort {
-        None => {}
-        Some("none") => think(kwargs, false),
-        Some(effort @ ("minimal" | "low" | "medium" | "high" | "xhigh" | "max")) => {
-            if !caps.reasoning_effort {
-                budget = effort_tokens(effort);
-            }
-            kwargs.insert("reasoning_effort".to_owned(), effort.into());
+        None => Ok(None),
+        Some("none") => {
+            think(kwargs, false);
+            Ok(None)
         }
-        Some(other) => return Err(ApiError::invalid_value(path, format!("{} is unknown", quote(other)))),
+        Some(effort) => {
+            let unknown = || ApiError::invalid_value(path, format!("{} is unknown", quote(effort)));
+            let budget = api.efforts.budget(effort).ok_or_else(unknown)?;
+            kwargs.insert("reasoning_effort".to_owned(), effort.into());
+            Ok(budget.filter(|_| !caps.reasoning_effort))
+        }
     }
-    Ok(budget)
 }
 
-/// The turns of a recorded chat, and the fields beside them that make its prompt.
-pub(crate) fn recorded(body: &Map<String, Value>) -> (Vec<Turn>, Map<String, Value>) {
+/// The turns of a recorded chat, and the fields beside them that make its prompt, whatever flags a server has.
+pub(crate) fn recorded(body: &Map<String, Value>, api: &Api) -> (Vec<Turn>, Map<String, Value>) {
     let list = body.get("messages").and_then(Value::as_array);
     let kept = |name: &&str| body.get(*name).filter(|v| !v.is_null()).map(|v| ((*name).to_owned(), v.clone()));
-    (list.map(|list| messages::turns(list)).unwrap_or_default(), PROMPT_FIELDS.iter().filter_map(kept).collect())
+    let turns = list.map(|list| messages::turns(list)).unwrap_or_default();
+    let mut fields: Map<String, Value> = PROMPT_FIELDS.iter().filter_map(kept).collect();
+    if !api.kwargs.is_empty() {
+        // It was read once, so it can be read.
+        let kwargs = plain_kwargs(&Fields::body(body), api).unwrap_or_default();
+        fields.insert("chat_template_kwargs".to_owned(), kwargs.into());
+    }
+    if !fields.contains_key("add_generation_prompt") && !fields.contains_key("continue_final_message") {
+        put_prefill(&turns, &mut fields, api);
+    }
+    (turns, fields)
 }
 
-/// The fields of a chat that would have the prompt of a request of another dialect.
-pub(crate) fn as_chat(tools: Option<Tools>, asked: Asked) -> Map<String, Value> {
+/// Says that the last turn is continued, where the server does so by itself.
+fn put_prefill(turns: &[Turn], fields: &mut Map<String, Value>, api: &Api) {
+    let open = |turn: &Turn| turn.role == Role::Assistant && turn.tool.is_none() && turn.reasoning.is_none();
+    if api.prefill_assistant && turns.last().is_some_and(open) {
+        fields.insert("continue_final_message".to_owned(), true.into());
+    }
+}
+
+/// The fields of a chat that would have the prompt of a request of another dialect, whose turns are `turns`.
+pub(crate) fn as_chat(tools: Option<Tools>, asked: Asked, turns: &[Turn], api: &Api) -> Map<String, Value> {
     let mut fields = Map::new();
+    put_prefill(turns, &mut fields, api);
     if asked.keep_thoughts {
         fields.insert("reasoning".to_owned(), json!({"context": "all_turns"}));
     }
@@ -389,4 +395,38 @@ pub(crate) fn as_chat(tools: Option<Tools>, asked: Asked) -> Map<String, Value> 
         fields.insert("chat_template_kwargs".to_owned(), kwargs.into());
     }
     fields
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    /// A record holds what made the prompt, whoever said it: another server has other flags.
+    #[test]
+    fn a_record_says_what_flags_have_said() {
+        let kwargs = Map::from_iter([("who".to_owned(), json!("flag")), ("other".to_owned(), json!(1))]);
+        let api = Api { prefill_assistant: true, kwargs, ..Api::default() };
+        let open = json!([{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]);
+        let fields = |mut body: Value, messages: &Value, api: &Api| {
+            body["messages"] = messages.clone();
+            Value::Object(recorded(body.as_object().unwrap(), api).1)
+        };
+        assert_eq!(fields(json!({}), &open, &Api::default()), json!({}));
+        assert_eq!(
+            fields(json!({"chat_template_kwargs": {"who": "request"}}), &open, &api),
+            json!({"chat_template_kwargs": {"who": "request", "other": 1}, "continue_final_message": true})
+        );
+        let kwargs = json!({"who": "flag", "other": 1});
+        assert_eq!(
+            fields(json!({"add_generation_prompt": true}), &open, &api),
+            json!({"add_generation_prompt": true, "chat_template_kwargs": kwargs})
+        );
+        let closed = json!([{"role": "user", "content": "a"}]);
+        assert_eq!(fields(json!({}), &closed, &api), json!({"chat_template_kwargs": kwargs}));
+        let turns = [Turn::new(Role::Assistant, "b".to_owned())];
+        let other = as_chat(None, Asked::default(), &turns, &api);
+        assert_eq!(Value::Object(other), json!({"continue_final_message": true}));
+    }
 }

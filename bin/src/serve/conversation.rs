@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, HashMap};
 use engine_io::trace::{self, Tool, ToolCall, Turn};
 use serde_json::{Map, Value, json};
 
+use crate::serve::api::SystemFold;
 use crate::serve::error::{ApiError, quote};
 use crate::serve::fields::Fields;
 use crate::serve::json::{self, type_name};
@@ -107,7 +108,12 @@ pub(crate) struct Normalised {
 ///
 /// # Errors
 /// 400 naming the message at fault.
-pub(crate) fn normalise(mut messages: Vec<Message>, end: &str, caps: &Caps) -> Result<Normalised, ApiError> {
+pub(crate) fn normalise(
+    mut messages: Vec<Message>,
+    end: &str,
+    caps: &Caps,
+    fold: SystemFold,
+) -> Result<Normalised, ApiError> {
     for message in &mut messages {
         if let (Role::Assistant, None, Some(tags)) = (message.role, &message.reasoning, caps.think)
             && let Some((thought, rest)) = split_thinking(&message.content, tags)
@@ -115,7 +121,7 @@ pub(crate) fn normalise(mut messages: Vec<Message>, end: &str, caps: &Caps) -> R
             (message.reasoning, message.content) = (Some(thought), rest);
         }
     }
-    let folded = fold_systems(messages, end, caps);
+    let folded = fold_systems(messages, end, caps, fold)?;
     let merged = merge_neighbours(folded, caps);
     let ordered = order_results(merged, end)?;
     let last = ordered.last();
@@ -226,24 +232,37 @@ pub(crate) fn read_content(
 }
 
 /// Developer becomes system where the template does not know it, leading systems become one, later ones stay where
-/// the template takes them and otherwise become user text in place: folding them to the front would change every
-/// earlier prefix.
-fn fold_systems(messages: Vec<Message>, end: &str, caps: &Caps) -> Vec<Message> {
+/// the template takes them and otherwise go where `fold` says: as user text in place, which changes no earlier prefix,
+/// into the first, or nowhere.
+fn fold_systems(messages: Vec<Message>, end: &str, caps: &Caps, fold: SystemFold) -> Result<Vec<Message>, ApiError> {
+    let is_system = |message: &Message| matches!(message.role, Role::System | Role::Developer);
     let mut out: Vec<Message> = Vec::with_capacity(messages.len());
     let mut reminder: Option<String> = None;
     for mut message in messages {
         if message.role == Role::Developer && !caps.developer {
             message.role = Role::System;
         }
-        let systemic = matches!(message.role, Role::System | Role::Developer);
+        let systemic = is_system(&message);
         if systemic && out.last().is_none_or(|m| out.len() == 1 && m.role == message.role) {
             match out.first_mut() {
                 Some(first) => join(&mut first.content, &message.content),
                 None => out.push(message),
             }
         } else if systemic && !caps.system_anywhere {
-            let wrapped = format!("<system-reminder>\n{}\n</system-reminder>", message.content);
-            join(reminder.get_or_insert_default(), &wrapped);
+            match fold {
+                SystemFold::User => {
+                    let wrapped = format!("<system-reminder>\n{}\n</system-reminder>", message.content);
+                    join(reminder.get_or_insert_default(), &wrapped);
+                }
+                SystemFold::First => match out.first_mut().filter(|first| is_system(first)) {
+                    Some(first) => join(&mut first.content, &message.content),
+                    None => out.insert(0, message),
+                },
+                SystemFold::Reject => {
+                    let text = "this server takes system messages at the beginning only, as the chat template does";
+                    return Err(ApiError::invalid_value(&message.at, text));
+                }
+            }
         } else {
             if let Some(mut text) = reminder.take() {
                 if message.role == Role::User {
@@ -259,7 +278,7 @@ fn fold_systems(messages: Vec<Message>, end: &str, caps: &Caps) -> Vec<Message> 
     if let Some(text) = reminder {
         out.push(Message::new(Role::User, text, end));
     }
-    out
+    Ok(out)
 }
 
 fn join(text: &mut String, more: &str) {

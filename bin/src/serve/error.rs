@@ -79,6 +79,13 @@ impl ApiError {
         Self::new(400, INVALID, "unsupported_parameter", message).at(param)
     }
 
+    /// A field of the body that nobody knows, where that is not let pass.
+    pub(crate) fn unknown_parameter(param: &str) -> Self {
+        let message =
+            format!("{} is not known here, and this server takes no unknown fields (--strict-params)", quote(param));
+        Self::new(400, INVALID, "unknown_parameter", message).at(shown(param))
+    }
+
     /// A field of an object all of whose fields are known.
     pub(crate) fn unknown_field(param: &str, known: &[&str]) -> Self {
         let message = format!("{param} is not known; the fields here are {}", known.join(", "));
@@ -115,8 +122,9 @@ impl ApiError {
         Self::new(400, INVALID, "template_error", format!("chat template: {cut}")).at(param)
     }
 
-    pub(crate) fn tools_unsupported() -> Self {
-        let message = "tools: the chat template of this model does not render tools";
+    /// Why this model cannot be offered tools.
+    pub(crate) fn tools_unsupported(why: &str) -> Self {
+        let message = format!("tools: {why}");
         Self::new(400, INVALID, "tools_unsupported", message).at("tools")
     }
 
@@ -309,7 +317,12 @@ impl ApiError {
 
 /// At most 64 characters of client input, control characters replaced, in quotes.
 pub(crate) fn quote(input: &str) -> String {
-    let mut out = String::from("'");
+    format!("'{}'", shown(input))
+}
+
+/// The same without quotes, for paths.
+pub(crate) fn shown(input: &str) -> String {
+    let mut out = String::new();
     for (i, c) in input.chars().enumerate() {
         if i == 64 {
             out.push('…');
@@ -317,6 +330,5 @@ pub(crate) fn quote(input: &str) -> String {
         }
         out.push(if c.is_control() { '\u{fffd}' } else { c });
     }
-    out.push('\'');
     out
 }

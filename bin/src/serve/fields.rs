@@ -4,7 +4,7 @@ use std::ops::RangeInclusive;
 
 use serde_json::{Map, Value};
 
-use crate::serve::error::ApiError;
+use crate::serve::error::{ApiError, shown};
 use crate::serve::json::type_name;
 
 /// A JSON object and where it stands in the body.
@@ -102,7 +102,7 @@ impl<'a, 'p> Fields<'a, 'p> {
     /// Refuses every key not in `known`: inside this object an unknown key would change meaning.
     pub(crate) fn only(&self, known: &[&str]) -> Result<(), ApiError> {
         match self.map.iter().find(|(key, value)| !value.is_null() && !known.contains(&key.as_str())) {
-            Some((key, _)) => Err(ApiError::unknown_field(&self.path(key), known)),
+            Some((key, _)) => Err(ApiError::unknown_field(&self.path(&shown(key)), known)),
             None => Ok(()),
         }
     }

@@ -8,7 +8,7 @@ use clap::Args;
 use crate::bench::options::within;
 use crate::memory::SizeFlag;
 use crate::serve::cors::Origins;
-use crate::serve::{Aliases, Bounds, limits};
+use crate::serve::{Aliases, Bounds, api, limits, params};
 
 /// The longest time that a flag may ask for: a day.
 const SECONDS_MAX: f64 = 86_400.0;
@@ -97,6 +97,12 @@ pub struct HttpFlags {
     /// What a client may leave unread of its stream before it pauses: bytes, or with a unit [default: 1MiB]
     #[arg(long, value_name = "SIZE", value_parser = SizeFlag::parse)]
     pub stream_buffer: Option<SizeFlag>,
+    /// Seconds in the queue after which the headers of a stream go out.
+    #[arg(long, value_name = "SECONDS", default_value = "2", value_parser = seconds)]
+    pub stream_headers_after: Duration,
+    /// Seconds of silence after which a stream gets a comment, unless its request says otherwise; -1 = never.
+    #[arg(long, value_name = "SECONDS", default_value_t = api::PING_SECONDS as i64, allow_negative_numbers = true, value_parser = clap::value_parser!(i64).range(-1..=params::PING_SECONDS_MAX))]
+    pub sse_ping_interval: i64,
     /// Seconds after which a client that reads nothing is dropped.
     #[arg(long, value_name = "SECONDS", default_value = "120", value_parser = seconds)]
     pub stream_stall_timeout: Duration,
@@ -159,6 +165,7 @@ impl HttpFlags {
             stall_time: self.stream_stall_timeout,
             shutdown_time: self.drain_timeout,
             stream_buffer: size(&self.stream_buffer).unwrap_or(base.stream_buffer),
+            stream_headers_time: self.stream_headers_after,
             ..base
         }
     }
@@ -216,7 +223,7 @@ mod tests {
         let bounds = flags(
             "--http-max-uri 100 --http-max-header-bytes 4096 --http-max-headers 7 --http-max-body 3MiB --queue-bytes 9MiB \
              --http-header-timeout 0.5 --http-body-timeout 1.5/9 --http-keepalive 2 --http-max-requests 3 \
-             --http-max-conns 5 --stream-buffer 64KiB --stream-stall-timeout 4 --drain-timeout 6",
+             --http-max-conns 5 --stream-buffer 64KiB --stream-headers-after 0.25 --stream-stall-timeout 4 --drain-timeout 6",
         );
         let expected = Bounds {
             connections: 5,
@@ -233,6 +240,7 @@ mod tests {
             stall_time: Duration::from_secs(4),
             shutdown_time: Duration::from_secs(6),
             stream_buffer: 64 << 10,
+            stream_headers_time: Duration::from_millis(250),
             ..Bounds::default()
         };
         assert_eq!(bounds.unwrap().bounds(), expected);
@@ -266,6 +274,9 @@ mod tests {
             "--http-max-requests 0",
             "--http-max-conns 0",
             "--stream-buffer lots",
+            "--stream-headers-after 0",
+            "--sse-ping-interval -2",
+            "--sse-ping-interval 86401",
             "--drain-timeout 0",
         ] {
             assert!(flags(line).is_err(), "{line} was accepted");

@@ -133,16 +133,16 @@ impl Gate<'_> {
                 }
             }
             Route::Models | Route::Model(_) => {
-                let Some(entry) = self.shared.model.read().clone() else { return Err(ApiError::loading()) };
-                let id = entry["id"].as_str();
+                let Some(entries) = self.shared.models.read().clone() else { return Err(ApiError::loading()) };
                 match route {
-                    Route::Model(asked) if id != Some(asked) => Err(ApiError::model_not_found(asked)),
-                    Route::Model(_) => Ok(Reply::json(200, &*entry)),
-                    // The page after the only model is empty.
-                    _ if query.split('&').any(|pair| pair.strip_prefix("after_id=") == id) => {
-                        Ok(Reply::json(200, &info::empty_list()))
+                    Route::Model(asked) => match entries.iter().find(|entry| entry["id"] == **asked) {
+                        Some(entry) => Ok(Reply::json(200, entry)),
+                        None => Err(ApiError::model_not_found(asked)),
+                    },
+                    _ => {
+                        let after = query.split('&').find_map(|pair| pair.strip_prefix("after_id="));
+                        Ok(Reply::json(200, &info::list(&entries, after)))
                     }
-                    _ => Ok(Reply::json(200, &info::list(&entry))),
                 }
             }
             _ => unreachable!("POST routes are read first"),

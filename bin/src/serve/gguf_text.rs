@@ -12,6 +12,8 @@ use crate::serve::model::{Caps, Conversation, RenderError, Rendered, TemplateFac
 pub struct GgufText {
     tokenizer: Arc<Tokenizer>,
     template: Option<ChatTemplate>,
+    /// How calls are written, where that is said and not found.
+    style: Option<ToolStyle>,
 }
 
 impl GgufText {
@@ -22,7 +24,7 @@ impl GgufText {
     pub fn new(tokenizer: Arc<Tokenizer>) -> Result<Self, TemplateError> {
         match tokenizer.chat_template().map(str::to_owned) {
             Some(source) => Self::with_template(tokenizer, &source),
-            None => Ok(Self { tokenizer, template: None }),
+            None => Ok(Self::of(tokenizer, None)),
         }
     }
 
@@ -32,7 +34,31 @@ impl GgufText {
     /// A template that this program cannot follow exactly.
     pub fn with_template(tokenizer: Arc<Tokenizer>, source: &str) -> Result<Self, TemplateError> {
         let template = ChatTemplate::new(source, &tokenizer, TemplateLimits::default())?;
-        Ok(Self { tokenizer, template: Some(template) })
+        Ok(Self::of(tokenizer, Some(template)))
+    }
+
+    /// With a template that was compiled for this tokenizer.
+    pub fn of(tokenizer: Arc<Tokenizer>, template: Option<ChatTemplate>) -> Self {
+        Self { tokenizer, template, style: None }
+    }
+
+    /// The same, whose model writes calls as `style` says, whatever the template shows.
+    ///
+    /// # Errors
+    /// Where the model could not.
+    pub fn with_style(self, style: ToolStyle) -> Result<Self, String> {
+        let style_name = style_name(style).unwrap_or("none");
+        if self.template.is_none() {
+            return Err(format!("--tool-style {style_name}: the model has no chat template that could show tools"));
+        }
+        let text = Self { style: Some(style), ..self };
+        match marker(style).filter(|_| text.caps().tool_style == ToolStyle::None) {
+            Some((start, end)) => {
+                let end = end.map_or(String::new(), |end| format!(" and {end}"));
+                Err(format!("--tool-style {style_name}: the model has no tokens {start}{end} of their own"))
+            }
+            None => Ok(text),
+        }
     }
 
     /// Whether a token is more than its text.
@@ -42,6 +68,27 @@ impl GgufText {
 
     fn knows(&self, token: TokenId) -> bool {
         (token.0 as usize) < self.tokenizer.len()
+    }
+}
+
+/// Markers that a call stands between; the last may be missing.
+fn marker(style: ToolStyle) -> Option<(&'static str, Option<&'static str>)> {
+    match style {
+        ToolStyle::Xml | ToolStyle::Hermes => Some(("<tool_call>", Some("</tool_call>"))),
+        ToolStyle::Nemotron2 => Some(("<TOOLCALL>", Some("</TOOLCALL>"))),
+        ToolStyle::Llama3 => Some(("<|python_tag|>", None)),
+        ToolStyle::None => None,
+    }
+}
+
+/// How flags and `/props` call a style.
+pub(crate) fn style_name(style: ToolStyle) -> Option<&'static str> {
+    match style {
+        ToolStyle::Xml => Some("xml"),
+        ToolStyle::Hermes => Some("hermes"),
+        ToolStyle::Llama3 => Some("llama3"),
+        ToolStyle::Nemotron2 => Some("nemotron2"),
+        ToolStyle::None => None,
     }
 }
 
@@ -89,14 +136,13 @@ impl TextModel for GgufText {
             [id] if self.is_structural(id) => Some(id),
             _ => None,
         };
-        let call_tokens = match facts.tool_style {
-            ToolStyle::Xml | ToolStyle::Hermes => one("<tool_call>").zip(one("</tool_call>").map(Some)),
-            ToolStyle::Nemotron2 => one("<TOOLCALL>").zip(one("</TOOLCALL>").map(Some)),
-            ToolStyle::Llama3 => one("<|python_tag|>").map(|tag| (tag, None)),
-            ToolStyle::None => None,
-        };
+        let style = self.style.unwrap_or(facts.tool_style);
+        let call_tokens = marker(style).and_then(|(start, end)| match end {
+            Some(end) => one(start).zip(one(end).map(Some)),
+            None => one(start).map(|start| (start, None)),
+        });
         // Calls of Llama 3 need no marker.
-        let marked = call_tokens.is_some() || facts.tool_style == ToolStyle::Llama3;
+        let marked = call_tokens.is_some() || style == ToolStyle::Llama3;
         Caps {
             chat: true,
             developer: facts.developer,
@@ -106,7 +152,7 @@ impl TextModel for GgufText {
             // A mapping keeps its key order, and templates that take both print it as they print their own examples.
             string_arguments: facts.string_arguments && !facts.object_arguments,
             reasoning_effort: facts.reasoning_effort,
-            tool_style: if marked { facts.tool_style } else { ToolStyle::None },
+            tool_style: if marked { style } else { ToolStyle::None },
             think: facts.think,
             think_tokens: facts.think.and_then(|(start, end)| one(start).zip(one(end))),
             call_tokens,

@@ -19,11 +19,24 @@ pub struct SamplingDefaults {
     pub repeat_penalty: f32,
     /// `u32::MAX` = whole context.
     pub repeat_last_n: u32,
+    /// 0 = off.
+    pub presence_penalty: f32,
+    /// 0 = off.
+    pub frequency_penalty: f32,
 }
 
 impl Default for SamplingDefaults {
     fn default() -> Self {
-        Self { temperature: 1.0, top_k: 0, top_p: 1.0, min_p: 0.0, repeat_penalty: 1.0, repeat_last_n: 64 }
+        Self {
+            temperature: 1.0,
+            top_k: 0,
+            top_p: 1.0,
+            min_p: 0.0,
+            repeat_penalty: 1.0,
+            repeat_last_n: 64,
+            presence_penalty: 0.0,
+            frequency_penalty: 0.0,
+        }
     }
 }
 
@@ -59,7 +72,7 @@ pub struct ModelInfo {
     /// Whether the MTP block's drafts were compared with the model's choices before anything was served: not where there is
     /// none, nor where the model is split.
     pub mtp_checked: bool,
-    /// From the model file, else the built-in values.
+    /// From flags, the model file, or the built-in values.
     pub sampling: SamplingDefaults,
 }
 
@@ -71,21 +84,26 @@ fn display_name(id: &str, ftype: &str) -> String {
     }
 }
 
-/// The `/v1/models` entry.
-pub(crate) fn entry(info: &ModelInfo, spec: &SpecConfig) -> Value {
+/// The entries of `/v1/models`: one for the model's own name, and one for each of the others.
+pub(crate) fn entries(info: &ModelInfo, spec: &SpecConfig, aliases: &[String]) -> Vec<Value> {
+    let others = aliases.iter().filter(|alias| **alias != info.id).map(String::as_str);
+    std::iter::once(info.id.as_str()).chain(others).map(|name| entry(name, info, spec, aliases)).collect()
+}
+
+fn entry(name: &str, info: &ModelInfo, spec: &SpecConfig, aliases: &[String]) -> Value {
     json!({
-        "id": info.id,
+        "id": name,
         "object": "model",
         "type": "model",
         "created": info.created,
         "created_at": rfc3339(info.created),
         "owned_by": "engine",
-        "display_name": display_name(&info.id, &info.ftype),
+        "display_name": display_name(name, &info.ftype),
         "lifecycle": "active",
         "max_model_len": info.n_ctx,
         "max_input_tokens": info.n_ctx - 1,
         "max_tokens": info.n_ctx,
-        "aliases": [],
+        "aliases": aliases,
         "meta": {
             "n_ctx": info.n_ctx,
             "n_ctx_train": info.n_ctx_train,
@@ -104,14 +122,12 @@ pub(crate) fn entry(info: &ModelInfo, spec: &SpecConfig) -> Value {
     })
 }
 
-/// The `/v1/models` list.
-pub(crate) fn list(entry: &Value) -> Value {
-    json!({"object": "list", "has_more": false, "first_id": entry["id"], "last_id": entry["id"], "data": [entry]})
-}
-
-/// The list behind its end.
-pub(crate) fn empty_list() -> Value {
-    json!({"object": "list", "has_more": false, "first_id": null, "last_id": null, "data": []})
+/// The `/v1/models` list, or what of it stands behind the entry `after`.
+pub(crate) fn list(entries: &[Value], after: Option<&str>) -> Value {
+    let start = after.and_then(|after| entries.iter().position(|entry| entry["id"] == after));
+    let data = &entries[start.map_or(0, |at| at + 1)..];
+    let id = |entry: Option<&Value>| entry.map_or(Value::Null, |entry| entry["id"].clone());
+    json!({"object": "list", "has_more": false, "first_id": id(data.first()), "last_id": id(data.last()), "data": data})
 }
 
 /// `/version`.

@@ -86,8 +86,10 @@ pub(crate) const CACHE_SALT: usize = 256;
 pub(crate) const QUEUE_TIME: Duration = Duration::from_secs(600);
 /// The file of `--api-key-file`.
 pub(crate) const KEY_FILE_BYTES: u64 = 1024 * 1024;
-/// Stop strings, and the bytes of one.
+/// Stop strings of OpenAI's dialects, unless a flag says otherwise.
 pub(crate) const STOP_STRINGS: usize = 4;
+/// Stop strings of `/v1/messages`.
+pub(crate) const STOP_SEQUENCES: usize = 64;
 /// Bytes of one stop string.
 pub(crate) const STOP_BYTES: usize = 1024;
 /// Stop token ids.
@@ -97,6 +99,14 @@ pub(crate) const LOGIT_BIAS: usize = 1024;
 
 /// Schemas or grammar of one request.
 pub(crate) const SCHEMA_BYTES: usize = 1024 * 1024;
+/// A thread's own time for compiling them.
+pub(crate) const COMPILE_TIME: Duration = Duration::from_millis(2000);
+/// The file of `--chat-template-file`.
+pub(crate) const TEMPLATE_FILE_BYTES: u64 = 1024 * 1024;
+/// Further names of the model, and the bytes of one.
+pub(crate) const ALIASES: usize = 64;
+/// Bytes of one of them.
+pub(crate) const ALIAS_BYTES: usize = 256;
 /// Keys of `chat_template_kwargs`.
 pub(crate) const TEMPLATE_KWARGS: usize = 64;
 /// Alternatives to a token with its log-probability.
@@ -116,11 +126,11 @@ pub(crate) fn tokens_listed(tokens: usize) -> usize {
 pub(crate) fn facts(context: usize, slots: usize, bounds: &Bounds) -> Value {
     json!({
         "connections": bounds.connections,
-        "requests_per_connection": REQUESTS_PER_CONNECTION,
-        "request_line_bytes": URI_BYTES,
-        "header_bytes": HEAD_BYTES,
-        "headers": HEADERS,
-        "body_bytes": body_bytes(context),
+        "requests_per_connection": bounds.requests,
+        "request_line_bytes": bounds.uri_bytes,
+        "header_bytes": bounds.head_bytes,
+        "headers": bounds.headers,
+        "body_bytes": bounds.body_limit(context),
         "keep_alive_seconds": bounds.keep_alive_time.as_secs_f32(),
         "stream_buffer_bytes": bounds.stream_buffer,
         "stream_stall_seconds": bounds.stall_time.as_secs_f32(),
@@ -131,7 +141,7 @@ pub(crate) fn facts(context: usize, slots: usize, bounds: &Bounds) -> Value {
         "tools": TOOLS,
         "prompts": PROMPTS,
         "choices": CHOICES.min(slots),
-        "stop_strings": STOP_STRINGS,
+        "stop_strings": bounds.stop_strings,
         "prompt_tokens": context - 1,
         "context_tokens": context,
         "slots": slots,
@@ -165,7 +175,7 @@ pub(crate) fn table(engine: &Limits, bounds: &Bounds) -> String {
         ("reading a last answer", seconds(LINGER_TIME)),
         ("output buffer per connection", format!("{} B", bounds.stream_buffer)),
         ("stalled reader", seconds(bounds.stall_time)),
-        ("stream headers after", seconds(STREAM_HEADERS_TIME)),
+        ("stream headers after", seconds(bounds.stream_headers_time)),
         ("shutdown", seconds(bounds.shutdown_time)),
         ("requests and news between threads", MESSAGES_WAITING.to_string()),
         ("key file", format!("{KEY_FILE_BYTES} B")),
@@ -174,13 +184,17 @@ pub(crate) fn table(engine: &Limits, bounds: &Bounds) -> String {
         ("messages", MESSAGES.to_string()),
         ("tools", TOOLS.to_string()),
         ("template variables", TEMPLATE_KWARGS.to_string()),
-        ("template", format!("{} steps, {} B", template.fuel, template.output_bytes)),
+        ("template", format!("{} steps, {} B", bounds.template_fuel, template.output_bytes)),
+        ("template file", format!("{TEMPLATE_FILE_BYTES} B")),
         ("prompts", PROMPTS.to_string()),
         ("choices per prompt", CHOICES.min(engine.slots).to_string()),
         ("choices of a request", CHOICES_WAITING.min(bounds.waiting).to_string()),
-        ("stop strings", format!("{STOP_STRINGS} of {STOP_BYTES} B, {STOP_TOKENS} ids")),
+        ("stop strings", format!("{} of {STOP_BYTES} B, {STOP_TOKENS} ids", bounds.stop_strings)),
+        ("stop strings of /v1/messages", STOP_SEQUENCES.to_string()),
         ("logit_bias entries", LOGIT_BIAS.to_string()),
         ("schemas or grammar", format!("{} B", bounds.schema_bytes)),
+        ("compiling them", seconds(bounds.compile_time)),
+        ("further names of the model", format!("{ALIASES} of {ALIAS_BYTES} B")),
         ("cache_salt", format!("{CACHE_SALT} B")),
         ("alternatives of a log-probability", TOP_LOGPROBS.to_string()),
         ("prompt", format!("{} tokens", engine.context - 1)),
@@ -220,6 +234,40 @@ mod tests {
             let made = ["body_bytes", "bodies_bytes"];
             let printed = if made.contains(&name) { name.replace("_bytes", "_limit(") } else { name.to_owned() };
             assert!(table.contains(&format!("bounds.{printed}")), "--limits does not print {name}");
+        }
+    }
+
+    #[test]
+    fn clients_are_told_the_bounds_that_hold() {
+        let bounds = Bounds {
+            connections: 2,
+            requests: 3,
+            uri_bytes: 4,
+            head_bytes: 5,
+            headers: 6,
+            body_bytes: Some(7),
+            stop_strings: 8,
+            keep_alive_time: Duration::from_secs(9),
+            stream_buffer: 10,
+            stall_time: Duration::from_secs(11),
+            queue_time: Duration::from_secs(12),
+            ..Bounds::default()
+        };
+        let facts = facts(100, 1, &bounds);
+        for (name, value) in [
+            ("connections", 2.0),
+            ("requests_per_connection", 3.0),
+            ("request_line_bytes", 4.0),
+            ("header_bytes", 5.0),
+            ("headers", 6.0),
+            ("body_bytes", 7.0),
+            ("stop_strings", 8.0),
+            ("keep_alive_seconds", 9.0),
+            ("stream_buffer_bytes", 10.0),
+            ("stream_stall_seconds", 11.0),
+            ("queue_seconds", 12.0),
+        ] {
+            assert_eq!(facts[name].as_f64(), Some(value), "{name}");
         }
     }
 

@@ -184,8 +184,8 @@ pub(crate) struct Shared {
     pub service: Service,
     /// Counters; taken for a moment by either thread.
     pub metrics: Mutex<Metrics>,
-    /// `/v1/models` entry, once a model is loaded.
-    pub model: RwLock<Option<Arc<Value>>>,
+    /// `/v1/models` entries, once a model is loaded.
+    pub models: RwLock<Option<Arc<Vec<Value>>>>,
     /// What runs, once a model is loaded.
     pub view: RwLock<Option<Arc<View>>>,
     /// See [`Outage`].
@@ -228,7 +228,7 @@ impl Shared {
             answers_bytes,
             service: Service::default(),
             metrics,
-            model: RwLock::new(None),
+            models: RwLock::new(None),
             view: RwLock::new(None),
             outage: RwLock::default(),
         }

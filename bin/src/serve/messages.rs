@@ -5,6 +5,7 @@ use std::collections::HashSet;
 use engine_io::trace::Turn;
 use serde_json::{Map, Value};
 
+use crate::serve::api::SystemFold;
 use crate::serve::conversation::{self, Answers, Call, Message, Normalised, Role};
 use crate::serve::error::{ApiError, quote};
 use crate::serve::fields::Fields;
@@ -15,11 +16,11 @@ use crate::serve::model::Caps;
 ///
 /// # Errors
 /// 400 naming the message and part at fault.
-pub(crate) fn normalise(messages: &[Value], caps: &Caps) -> Result<Normalised, ApiError> {
+pub(crate) fn normalise(messages: &[Value], caps: &Caps, fold: SystemFold) -> Result<Normalised, ApiError> {
     conversation::check_length(messages, "messages")?;
     let read = conversation::objects(messages, "messages").map(|m| m.and_then(|(at, map)| read(&at, map)));
     let read = read.collect::<Result<Vec<_>, _>>()?;
-    conversation::normalise(read, &format!("messages[{}]", messages.len()), caps)
+    conversation::normalise(read, &format!("messages[{}]", messages.len()), caps, fold)
 }
 
 /// The messages as turns of a record, in the client's order and as the client sent them; of thoughts that stand apart
@@ -126,7 +127,11 @@ mod tests {
 
     /// Normalises and prints `role:content` per message, or the error's code.
     fn check(messages: Value, expected: &str) {
-        let printed = match normalise(messages.as_array().unwrap(), &STRICT) {
+        check_folded(SystemFold::User, messages, expected);
+    }
+
+    fn check_folded(fold: SystemFold, messages: Value, expected: &str) {
+        let printed = match normalise(messages.as_array().unwrap(), &STRICT, fold) {
             Ok(n) => n
                 .messages
                 .as_array()
@@ -175,7 +180,7 @@ mod tests {
     fn thinking_in_tags_is_split_off_once() {
         let thought = |content: &str| {
             let list = [json!({"role": "user", "content": "u"}), json!({"role": "assistant", "content": content})];
-            let message = normalise(&list, &STRICT).unwrap().messages[1].clone();
+            let message = normalise(&list, &STRICT, SystemFold::User).unwrap().messages[1].clone();
             let text = |name: &str| message[name].as_str().unwrap().to_owned();
             (text("reasoning_content"), text("content"))
         };
@@ -208,6 +213,40 @@ mod tests {
     }
 
     #[test]
+    fn late_systems_go_where_the_server_says() {
+        let said = |role: &str, content: &str| json!({"role": role, "content": content});
+        let late = json!([
+            said("system", "s"),
+            said("user", "u"),
+            said("assistant", "a"),
+            said("developer", "t"),
+            said("user", "v"),
+            said("system", "w")
+        ]);
+        let wrapped = |text: &str| format!("user:<system-reminder>\n{text}\n</system-reminder>");
+        let user = format!("system:s | user:u | assistant:a | {}\n\nv | {}", wrapped("t"), wrapped("w"));
+        check_folded(SystemFold::User, late.clone(), &user);
+        check_folded(SystemFold::First, late.clone(), "system:s\n\nt\n\nw | user:u | assistant:a | user:v");
+        check_folded(SystemFold::Reject, late.clone(), "invalid_value messages[3]");
+        // Where none stands first there is one afterwards.
+        let none = json!([said("user", "u"), said("system", "s"), said("system", "t"), said("user", "v")]);
+        check_folded(SystemFold::First, none.clone(), "system:s\n\nt | user:u | user:v");
+        check_folded(SystemFold::Reject, none, "invalid_value messages[1]");
+        // A template that takes them anywhere gets them as they stand, whatever the server says.
+        let free = Caps { system_anywhere: true, ..STRICT };
+        for fold in [SystemFold::User, SystemFold::First, SystemFold::Reject] {
+            let read = normalise(late.as_array().unwrap(), &free, fold).unwrap().messages;
+            let roles: Vec<&str> = read.as_array().unwrap().iter().map(|m| m["role"].as_str().unwrap()).collect();
+            assert_eq!(roles, ["system", "user", "assistant", "system", "user", "system"], "{fold:?}");
+        }
+        check_folded(
+            SystemFold::Reject,
+            json!([said("system", "a"), said("system", "b"), said("user", "u")]),
+            "system:a\n\nb | user:u",
+        );
+    }
+
+    #[test]
     fn results_follow_their_calls() {
         let result = |id: &str, text: &str| json!({"role": "tool", "tool_call_id": id, "content": text});
         check(json!([call(&["x", "y"]), result("y", "2"), result("x", "1")]), "assistant: | tool:1 | tool:2");
@@ -232,16 +271,17 @@ mod tests {
         let ids: Vec<String> = (0..COUNT).map(|i| format!("c{i}")).collect();
         let mut messages = vec![call(&ids.iter().map(String::as_str).collect::<Vec<_>>())];
         messages.extend(ids.iter().rev().map(|id| json!({"role": "tool", "tool_call_id": id, "content": id})));
-        let normalised = normalise(&messages, &STRICT).unwrap();
+        let normalised = normalise(&messages, &STRICT, SystemFold::User).unwrap();
         let results = &normalised.messages.as_array().unwrap()[1..];
         assert!(results.iter().map(|m| m["content"].as_str().unwrap()).eq(&ids));
     }
 
     #[test]
     fn arguments_become_mappings() {
-        let parsed = normalise(&[call(&["x"])], &STRICT).unwrap();
+        let parsed = normalise(&[call(&["x"])], &STRICT, SystemFold::User).unwrap();
         assert_eq!(parsed.messages[0]["tool_calls"][0]["function"]["arguments"], json!({"a": 1}));
-        let text = normalise(&[call(&["x"])], &Caps { string_arguments: true, ..STRICT }).unwrap();
+        let caps = Caps { string_arguments: true, ..STRICT };
+        let text = normalise(&[call(&["x"])], &caps, SystemFold::User).unwrap();
         assert_eq!(text.messages[0]["tool_calls"][0]["function"]["arguments"], "{\"a\":1}");
         for bad in ["[1]", "{\"a\":1,\"a\":2}", "{", "x"] {
             let message = json!([{"role": "assistant", "tool_calls": [{"id": "x", "function": {"name": "f", "arguments": bad}}]}]);

@@ -12,6 +12,8 @@
 
 mod answers;
 mod anthropic;
+pub mod api;
+pub mod api_flags;
 mod auth;
 mod buffer;
 mod calls;
@@ -77,9 +79,11 @@ use engine::engine::EngineHandle;
 use engine::gauges::Gauges;
 use engine::limits::Limits;
 use engine::schedule::Dead;
+use engine_io::text::TemplateLimits;
 use mio::{Poll, Waker};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
+pub use api::Api;
 pub(crate) use auth::read_file as read_key_file;
 pub(crate) use chat::prompt as chat_prompt;
 pub(crate) use constrain::{KEPT_BYTES as GRAMMARS_KEPT_BYTES, grammar_bytes, vocabulary_bytes};
@@ -88,6 +92,7 @@ pub use info::{ModelInfo, SamplingDefaults};
 pub use link::Outage;
 pub use metrics::Aliases;
 pub use model::{Caps, Conversation, RenderError, Rendered, TemplateFacts, TextModel, ToolStyle};
+pub(crate) use params::ping;
 pub use record::{Digests, RecordFile};
 pub(crate) use record::{PROMPT_FIELDS, bytes_for as record_bytes};
 pub(crate) use remembered::remembered_bytes;
@@ -141,6 +146,14 @@ pub struct Bounds {
     pub answers_bytes: usize,
     /// Schemas or grammar of one request.
     pub schema_bytes: usize,
+    /// What a thread may take of its own time to compile them.
+    pub compile_time: Duration,
+    /// Stop strings of a request.
+    pub stop_strings: usize,
+    /// Steps of rendering one prompt.
+    pub template_fuel: u64,
+    /// A stream's headers go out after this long in the queue.
+    pub stream_headers_time: Duration,
 }
 
 impl Default for Bounds {
@@ -165,6 +178,10 @@ impl Default for Bounds {
             stream_buffer: limits::STREAM_BUFFER_BYTES,
             answers_bytes: limits::ANSWERS_BYTES,
             schema_bytes: limits::SCHEMA_BYTES,
+            compile_time: limits::COMPILE_TIME,
+            stop_strings: limits::STOP_STRINGS,
+            template_fuel: TemplateLimits::default().fuel,
+            stream_headers_time: limits::STREAM_HEADERS_TIME,
         }
     }
 }
@@ -304,8 +321,8 @@ pub struct Parts {
     pub clock: Monotonic,
     /// Whether the engine can compute; a part of it may be elsewhere.
     pub outage: Outage,
-    /// Of `/v1/messages`: a line of billing before the system text is not part of the prompt.
-    pub strip_billing_line: bool,
+    /// What flags say of requests.
+    pub api: Api,
 }
 
 /// How serving ended.

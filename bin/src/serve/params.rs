@@ -8,9 +8,10 @@ use engine::step::LogitEdit;
 use serde_json::Value;
 use sha2::{Digest as _, Sha256};
 
-use crate::serve::error::ApiError;
+use crate::serve::api::Api;
+use crate::serve::error::{ApiError, shown};
 use crate::serve::fields::{Fields, Reals, integer};
-use crate::serve::info::ModelInfo;
+use crate::serve::info::{ModelInfo, SamplingDefaults};
 use crate::serve::json::type_name;
 use crate::serve::limits;
 use crate::serve::random::Random;
@@ -20,9 +21,9 @@ use crate::serve::spec::{Plan, SpecConfig};
 pub(crate) struct Names {
     /// The token limit. Several given: the smallest holds.
     pub max_tokens: &'static [&'static str],
-    /// Stop strings, and how many there may be.
+    /// Stop strings, and how many there may be whatever a flag says.
     pub stop: &'static str,
-    pub stop_most: usize,
+    pub stop_most: Option<usize>,
     /// Options of a stream that are known; where there are none the field has no meaning.
     pub stream_options: &'static [&'static str],
 }
@@ -31,7 +32,7 @@ pub(crate) struct Names {
 pub(crate) const OPENAI: Names = Names {
     max_tokens: &["max_tokens", "max_completion_tokens", "n_predict"],
     stop: "stop",
-    stop_most: limits::STOP_STRINGS,
+    stop_most: None,
     stream_options: &["include_usage", "continuous_usage_stats", "include_obfuscation", "include_speculation"],
 };
 
@@ -41,6 +42,9 @@ pub(crate) struct Offer<'a> {
     pub info: &'a ModelInfo,
     pub spec: &'a SpecConfig,
     pub slots: usize,
+    pub api: &'a Api,
+    /// Stop strings of a request.
+    pub stop_strings: usize,
 }
 
 /// The common part of a generation request.
@@ -89,7 +93,7 @@ impl Params {
             None | Some(-1) => (random.next() >> 32) as i64,
             Some(seed) => seed,
         };
-        let (strings, stop_text) = stop_strings(body, offer.names)?;
+        let (strings, stop_text) = stop_strings(body, offer.names, offer.stop_strings)?;
         let stop = Stop {
             strings,
             tokens: stop_tokens(body, offer.info.n_vocab)?,
@@ -97,9 +101,9 @@ impl Params {
             min_tokens,
             include: body.boolean("include_stop_str_in_output")?.unwrap_or(false),
         };
-        let ping = match body.integer("sse_ping_interval", -1..=86_400)?.unwrap_or(15) {
-            -1 => None,
-            seconds => Some(Duration::from_secs(seconds.max(1) as u64)),
+        let ping = match body.integer("sse_ping_interval", -1..=PING_SECONDS_MAX)? {
+            None => offer.api.ping,
+            Some(seconds) => ping(seconds),
         };
         let tokens = [body.boolean("return_tokens")?, body.boolean("return_token_ids")?];
         Ok(Self {
@@ -109,7 +113,7 @@ impl Params {
             include_speculation,
             max_tokens,
             n,
-            sampling: sampling(body, offer.info, seed)?,
+            sampling: whole_sampling(body, offer, seed)?,
             seed,
             stop,
             stop_text,
@@ -119,6 +123,14 @@ impl Params {
             cache: cache(body)?,
         })
     }
+}
+
+/// The longest silence of a stream that may be asked for, in seconds: a day.
+pub(crate) const PING_SECONDS_MAX: i64 = 86_400;
+
+/// Silence after which a comment is sent; -1 = never.
+pub(crate) fn ping(seconds: i64) -> Option<Duration> {
+    (seconds >= 0).then(|| Duration::from_secs(seconds.max(1) as u64))
 }
 
 /// `cache_prompt` and `cache_salt`. Requests without a salt share one namespace.
@@ -169,8 +181,28 @@ fn max_tokens(body: &Fields<'_, '_>, names: &Names) -> Result<Option<u32>, ApiEr
     Ok(least)
 }
 
-fn sampling(body: &Fields<'_, '_>, info: &ModelInfo, seed: i64) -> Result<Sampling, ApiError> {
-    let defaults = &info.sampling;
+/// Fields that have a default here.
+pub(crate) const SAMPLING: [&str; 9] = [
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "repeat_penalty",
+    "repetition_penalty",
+    "repeat_last_n",
+    "presence_penalty",
+    "frequency_penalty",
+];
+
+/// The fields of [`SAMPLING`], with `defaults` for those that are absent.
+///
+/// # Errors
+/// 400 naming the field.
+pub(crate) fn sampling(
+    body: &Fields<'_, '_>,
+    defaults: &SamplingDefaults,
+    temperature_max: f32,
+) -> Result<SamplingDefaults, ApiError> {
     let real = |name: &str, range: Reals, default: f32| Ok(body.number(name, range)?.map_or(default, |x| x as f32));
     let penalties = [
         ("repeat_penalty", body.number("repeat_penalty", Reals::LeftOpen(0.0, 2.0))?),
@@ -187,16 +219,30 @@ fn sampling(body: &Fields<'_, '_>, info: &ModelInfo, seed: i64) -> Result<Sampli
         Some(-1) => u32::MAX,
         Some(n) => n as u32,
     };
-    Ok(Sampling {
-        temperature: real("temperature", Reals::Closed(0.0, 2.0), defaults.temperature)?,
+    Ok(SamplingDefaults {
+        temperature: real("temperature", Reals::Closed(0.0, f64::from(temperature_max)), defaults.temperature)?,
         top_k: body.integer("top_k", -1..=i64::from(u32::MAX))?.map_or(defaults.top_k, |k| k.max(0) as u32),
         top_p: real("top_p", Reals::LeftOpen(0.0, 1.0), defaults.top_p)?,
         min_p: real("min_p", Reals::Closed(0.0, 1.0), defaults.min_p)?,
         repeat_penalty,
         repeat_last_n,
-        presence_penalty: real("presence_penalty", Reals::Closed(-2.0, 2.0), 0.0)?,
-        frequency_penalty: real("frequency_penalty", Reals::Closed(-2.0, 2.0), 0.0)?,
-        logit_bias: logit_bias(body, info.n_vocab)?,
+        presence_penalty: real("presence_penalty", Reals::Closed(-2.0, 2.0), defaults.presence_penalty)?,
+        frequency_penalty: real("frequency_penalty", Reals::Closed(-2.0, 2.0), defaults.frequency_penalty)?,
+    })
+}
+
+fn whole_sampling(body: &Fields<'_, '_>, offer: &Offer<'_>, seed: i64) -> Result<Sampling, ApiError> {
+    let given = sampling(body, &offer.info.sampling, offer.api.temperature_max)?;
+    Ok(Sampling {
+        temperature: given.temperature,
+        top_k: given.top_k,
+        top_p: given.top_p,
+        min_p: given.min_p,
+        repeat_penalty: given.repeat_penalty,
+        repeat_last_n: given.repeat_last_n,
+        presence_penalty: given.presence_penalty,
+        frequency_penalty: given.frequency_penalty,
+        logit_bias: logit_bias(body, offer.info.n_vocab)?,
         seed: seed as u64,
         choice: 0,
     })
@@ -211,7 +257,7 @@ fn logit_bias(body: &Fields<'_, '_>, vocab: usize) -> Result<Vec<LogitEdit>, Api
                 true => key.parse::<u32>().map_or(Value::String(key.clone()), Value::from),
                 false => Value::String(key.clone()),
             };
-            map.iter().map(|(key, value)| (format!("logit_bias.{key}"), id(key), value)).collect()
+            map.iter().map(|(key, value)| (format!("logit_bias.{}", shown(key)), id(key), value)).collect()
         }
         Some(Value::Array(list)) => {
             let pair = |(i, item): (usize, &'_ Value)| match item.as_array().map(Vec::as_slice) {
@@ -253,8 +299,8 @@ fn logit_bias(body: &Fields<'_, '_>, vocab: usize) -> Result<Vec<LogitEdit>, Api
     Ok(edits)
 }
 
-fn stop_strings(body: &Fields<'_, '_>, names: &Names) -> Result<(Vec<Vec<u8>>, Vec<String>), ApiError> {
-    let (at, most) = (names.stop, names.stop_most);
+fn stop_strings(body: &Fields<'_, '_>, names: &Names, most: usize) -> Result<(Vec<Vec<u8>>, Vec<String>), ApiError> {
+    let (at, most) = (names.stop, names.stop_most.unwrap_or(most));
     let list: Vec<&Value> = match body.get(at) {
         None => Vec::new(),
         Some(Value::Array(list)) => list.iter().collect(),
@@ -288,4 +334,68 @@ fn stop_tokens(body: &Fields<'_, '_>, vocab: usize) -> Result<Vec<TokenId>, ApiE
 pub(crate) fn token_ids(list: &[Value], path: &str, vocab: usize) -> Result<Vec<TokenId>, ApiError> {
     let id = |(i, v): (usize, &Value)| integer(v, &format!("{path}[{i}]"), 0..=vocab as i64 - 1);
     list.iter().enumerate().map(|pair| id(pair).map(|n| TokenId(n as u32))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::menu::{BUILT_IN, Menu};
+    use crate::serve::MtpOffer;
+
+    /// What a request comes to on a server with these settings.
+    fn read(body: &Value, api: &Api, sampling: SamplingDefaults, stop_strings: usize) -> Result<Params, ApiError> {
+        let text = || "m".to_owned();
+        let info = ModelInfo {
+            id: text(),
+            path: text(),
+            created: 0,
+            n_ctx: 64,
+            n_ctx_train: 64,
+            n_vocab: 9,
+            n_embd: 1,
+            n_params: 1,
+            size: 1,
+            ftype: text(),
+            arch: text(),
+            trunk_layers: 1,
+            nextn: 0,
+            mtp_checked: false,
+            sampling,
+        };
+        let spec = SpecConfig { default: BUILT_IN, menu: Menu::of(BUILT_IN), mtp: MtpOffer::Ready };
+        let offer = Offer { names: &OPENAI, info: &info, spec: &spec, slots: 1, api, stop_strings };
+        Params::read(&Fields::body(body.as_object().unwrap()), &offer, &mut Random::new())
+    }
+
+    #[test]
+    fn where_a_request_is_silent_the_server_decides() {
+        let api = Api { ping: None, temperature_max: 3.0, ..Api::default() };
+        let sampling = SamplingDefaults {
+            temperature: 2.5,
+            top_k: 7,
+            top_p: 0.5,
+            min_p: 0.25,
+            repeat_penalty: 1.5,
+            repeat_last_n: 3,
+            presence_penalty: 1.0,
+            frequency_penalty: -1.0,
+        };
+        let silent = read(&json!({}), &api, sampling, 1).unwrap();
+        let s = &silent.sampling;
+        assert_eq!((s.temperature, s.top_k, s.top_p, s.min_p), (2.5, 7, 0.5, 0.25));
+        assert_eq!((s.repeat_penalty, s.repeat_last_n, s.presence_penalty), (1.5, 3, 1.0));
+        assert_eq!((s.frequency_penalty, silent.ping), (-1.0, None));
+        let all = json!({"temperature": 0, "top_k": 0, "top_p": 1, "min_p": 0, "repetition_penalty": 1, "repeat_last_n": 0,
+            "presence_penalty": 0, "frequency_penalty": 0, "sse_ping_interval": 4, "stop": "x"});
+        let given = read(&all, &api, sampling, 1).unwrap();
+        let s = &given.sampling;
+        assert_eq!((s.temperature, s.top_k, s.top_p, s.min_p), (0.0, 0, 1.0, 0.0));
+        assert_eq!((s.repeat_penalty, s.repeat_last_n, s.presence_penalty), (1.0, 0, 0.0));
+        assert_eq!((s.frequency_penalty, given.ping), (0.0, Some(Duration::from_secs(4))));
+        let refused = |body: Value| read(&body, &api, sampling, 1).map(drop).unwrap_err().param.unwrap();
+        assert_eq!(refused(json!({"temperature": 3.5})), "temperature");
+        assert_eq!(refused(json!({"stop": ["x", "y"]})), "stop");
+    }
 }

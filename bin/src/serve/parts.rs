@@ -86,6 +86,18 @@ pub(crate) enum ReasoningFormat {
     Left,
 }
 
+impl ReasoningFormat {
+    /// The word of requests.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Apart => "deepseek",
+            Self::Inside => "none",
+            Self::Both => "deepseek-legacy",
+            Self::Left => "left out",
+        }
+    }
+}
+
 /// How the answers of one request are put together.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Shape {

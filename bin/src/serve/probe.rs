@@ -13,14 +13,14 @@ use engine_io::text::ToolStyle;
 use serde_json::{Map, Value};
 
 use crate::serve::calls::Kinds;
-use crate::serve::constrain::{Compiled, Compiler};
+use crate::serve::constrain::Compiler;
 use crate::serve::http::{Decoder, HeadError, Method, head};
 use crate::serve::link::{Body, Exchange, Request, Shared};
 use crate::serve::parts::{self, Assembler, Item, Shape};
 use crate::serve::random::Random;
 use crate::serve::reader::{Read, Reader};
 use crate::serve::routes::{self, Route};
-use crate::serve::{Bounds, ModelInfo, SpecConfig, TextModel, limits};
+use crate::serve::{Api, Bounds, ModelInfo, SpecConfig, TextModel, limits};
 
 /// A request that was read whole.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -145,12 +145,12 @@ impl Bodies {
     /// For a model whose engine runs `slots` choices at once.
     pub fn new(model: Arc<dyn TextModel>, info: ModelInfo, spec: SpecConfig, slots: usize) -> Self {
         let caps = model.caps();
-        let compiler = Arc::new(Compiler::new(Arc::clone(&model), Bounds::default().schema_bytes));
-        let random = Random::new();
-        let (keep_bodies, strip_billing) = (false, true);
+        let Bounds { schema_bytes, compile_time, stop_strings, .. } = Bounds::default();
+        let compiler = Arc::new(Compiler::new(Arc::clone(&model), schema_bytes, compile_time));
+        let (random, api, keep_bodies) = (Random::new(), Arc::new(Api::default()), false);
         let remembered = Arc::default();
         let reader =
-            Reader { model, caps, compiler, remembered, info, spec, slots, random, keep_bodies, strip_billing };
+            Reader { model, caps, compiler, remembered, info, spec, slots, random, api, stop_strings, keep_bodies };
         Self { reader, shared: Arc::new(Shared::new()) }
     }
 
@@ -165,7 +165,7 @@ impl Bodies {
             Read::Answer(reply) => (Outcome::Answer(reply.status, reply.body), None),
             Read::Ready(ready) => {
                 let prompts = Outcome::Prompts(ready.prompts.iter().map(Vec::len).collect());
-                (prompts, ready.constraint.as_ref().map(Compiled::start))
+                (prompts, ready.constraint.as_ref().map(|compiled| compiled.start()))
             }
         })
     }

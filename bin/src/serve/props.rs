@@ -3,12 +3,12 @@
 use engine::limits::{MTP_TOKENS_MAX, SUFFIX_MAX_DEFAULT, SUFFIX_MIN_DEFAULT};
 use serde_json::{Value, json};
 
-use crate::serve::model::ToolStyle;
+use crate::serve::gguf_text::style_name;
 use crate::serve::{Bounds, Parts, info, limits};
 
 /// The answer for what is about to be served.
 pub(crate) fn answer(parts: &Parts, bounds: &Bounds) -> Value {
-    let Parts { info, spec, slots, model, .. } = parts;
+    let Parts { info, spec, slots, model, api, .. } = parts;
     let sampling = &info.sampling;
     let repeat_last_n = if sampling.repeat_last_n == u32::MAX { -1 } else { i64::from(sampling.repeat_last_n) };
     let template = model.template();
@@ -26,8 +26,8 @@ pub(crate) fn answer(parts: &Parts, bounds: &Bounds) -> Value {
                 "min_p": sampling.min_p,
                 "repeat_penalty": sampling.repeat_penalty,
                 "repeat_last_n": repeat_last_n,
-                "presence_penalty": 0.0,
-                "frequency_penalty": 0.0,
+                "presence_penalty": sampling.presence_penalty,
+                "frequency_penalty": sampling.frequency_penalty,
                 "max_tokens": -1,
                 "min_tokens": 0,
                 "n": 1,
@@ -35,11 +35,13 @@ pub(crate) fn answer(parts: &Parts, bounds: &Bounds) -> Value {
                 "ignore_eos": false,
                 "stream": false,
                 "cache_prompt": true,
-                "sse_ping_interval": 15,
+                "sse_ping_interval": api.ping.map_or(-1, |time| time.as_secs() as i64),
+                "reasoning_format": api.reasoning.name(),
+                "chat_template_kwargs": api.kwargs,
             },
         },
         "total_slots": slots,
-        "model_alias": info.id,
+        "model_alias": api.name(&info.id),
         "model_ftype": info.ftype,
         "model_path": info.path,
         "chat_template": template.map(|(source, _)| source),
@@ -73,13 +75,7 @@ pub(crate) fn answer(parts: &Parts, bounds: &Bounds) -> Value {
                 },
                 "window_max": spec.default.window_max,
             },
-            "tool_style": match caps.tool_style {
-                ToolStyle::Xml => Some("xml"),
-                ToolStyle::Hermes => Some("hermes"),
-                ToolStyle::Llama3 => Some("llama3"),
-                ToolStyle::Nemotron2 => Some("nemotron2"),
-                ToolStyle::None => None,
-            },
+            "tool_style": style_name(caps.tool_style),
             "reasoning": caps.think.map(|(start, end)| json!({"start": start, "end": end})),
             "special_token_policy": "texts of clients are plain text; completions prompts are parsed",
         },

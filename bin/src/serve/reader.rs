@@ -14,6 +14,7 @@ use crate::serve::answers::chunks::Frame;
 use crate::serve::answers::messages::MessageWriter;
 use crate::serve::answers::responses::ResponseWriter;
 use crate::serve::answers::{self, Dialect, Writer};
+use crate::serve::api::Api;
 use crate::serve::chat::Chat;
 use crate::serve::completions;
 use crate::serve::constrain::{self, Compiled, Compiler, Wanted};
@@ -30,7 +31,7 @@ use crate::serve::parts::Shape;
 use crate::serve::random::Random;
 use crate::serve::remembered::{Change, Marks, Remembered};
 use crate::serve::routes::Route;
-use crate::serve::schema;
+use crate::serve::schema::{self, Class};
 use crate::serve::text_tools;
 use crate::serve::{anthropic, responses};
 
@@ -46,8 +47,9 @@ pub(crate) struct Reader {
     pub spec: SpecConfig,
     pub slots: usize,
     pub random: Random,
-    /// See [`crate::serve::Parts::strip_billing_line`].
-    pub strip_billing: bool,
+    pub api: Arc<Api>,
+    /// Stop strings of a request.
+    pub stop_strings: usize,
     /// Bodies go along with what was read from them.
     pub keep_bodies: bool,
 }
@@ -121,8 +123,9 @@ impl Reader {
     }
 
     fn read_body(&mut self, route: &Route, body: &Map<String, Value>) -> Result<Read, ApiError> {
+        self.api.check_model(&Fields::body(body), &self.info.id)?;
         let ready = |ready: Ready| Read::Ready(Box::new(ready));
-        let model = self.model.as_ref();
+        let (model, caps, api) = (self.model.as_ref(), &self.caps, self.api.as_ref());
         match route {
             Route::Chat => self.read_chat(body).map(ready),
             Route::Completions => self.read_completions(body).map(ready),
@@ -131,21 +134,26 @@ impl Reader {
             Route::CountChat => self.count_chat(body).map(Read::Answer),
             Route::CountMessages => self.count_messages(body).map(Read::Answer),
             Route::CountResponses => self.count_responses(body).map(Read::Answer),
-            Route::Tokenize => text_tools::tokenize(body, model, &self.caps, self.info.n_ctx).map(Read::Answer),
-            Route::Detokenize => text_tools::detokenize(body, model, self.info.n_ctx).map(Read::Answer),
-            Route::ApplyTemplate => text_tools::apply_template(body, model, &self.caps).map(Read::Answer),
+            Route::Tokenize => text_tools::tokenize(body, model, caps, api, self.info.n_ctx).map(Read::Answer),
+            Route::Detokenize => text_tools::detokenize(body, model, api, self.info.n_ctx).map(Read::Answer),
+            Route::ApplyTemplate => text_tools::apply_template(body, model, caps, api).map(Read::Answer),
             _ => unreachable!("the front answers GET"),
         }
     }
 
+    fn screen(&self, body: &Map<String, Value>, tables: &[&[(&str, Class)]]) -> Result<Vec<String>, ApiError> {
+        schema::screen(body, tables, self.api.strict_params)
+    }
+
     fn read_params(&mut self, fields: &Fields<'_, '_>, names: &'static Names) -> Result<Params, ApiError> {
-        let offer = Offer { names, info: &self.info, spec: &self.spec, slots: self.slots };
+        let (info, spec, api) = (&self.info, &self.spec, self.api.as_ref());
+        let offer = Offer { names, info, spec, slots: self.slots, api, stop_strings: self.stop_strings };
         Params::read(fields, &offer, &mut self.random)
     }
 
     fn read_chat(&mut self, body: &Map<String, Value>) -> Result<Ready, ApiError> {
         let fields = Fields::body(body);
-        let ignored = schema::screen(body, schema::CHAT_TABLES)?;
+        let ignored = self.screen(body, schema::CHAT_TABLES)?;
         let params = self.read_params(&fields, &params::OPENAI)?;
         let top = fields.integer("top_logprobs", 0..=limits::TOP_LOGPROBS as i64)?;
         let logprobs = match (fields.boolean("logprobs")?.unwrap_or(false), top) {
@@ -153,7 +161,7 @@ impl Reader {
             (false, None) => None,
             (false, Some(_)) => return Err(ApiError::invalid_value("top_logprobs", "it needs logprobs: true")),
         };
-        let chat = Chat::read(&fields, &self.caps)?;
+        let chat = Chat::read(&fields, &self.caps, &self.api)?;
         let writer = self.frame(Dialect::Chat, "chatcmpl-", &params, logprobs, chat.is_legacy());
         let ready = self.converse(&chat, params, Dialect::Chat, writer)?;
         Ok(Ready { logprobs, ignored, ..ready })
@@ -161,9 +169,9 @@ impl Reader {
 
     fn read_messages(&mut self, body: &Map<String, Value>) -> Result<Ready, ApiError> {
         let fields = Fields::body(body);
-        let ignored = schema::screen(body, schema::MESSAGES_TABLES)?;
+        let ignored = self.screen(body, schema::MESSAGES_TABLES)?;
         let params = self.read_params(&fields, &anthropic::NAMES)?;
-        let read = anthropic::read(&fields, &self.caps, self.strip_billing)?;
+        let read = anthropic::read(&fields, &self.caps, &self.api)?;
         let mut warnings = read.warnings;
         if params.max_tokens.is_none() {
             warnings.push("max_tokens_defaulted".to_owned());
@@ -173,8 +181,7 @@ impl Reader {
         let compared = |id: Option<String>| id.map_or(Change::None, |id| self.remembered.compare(&id, &marks));
         let change = read.previous.map(compared);
         let writer = Box::new(MessageWriter::new(id.clone(), self.info.id.clone(), read.omits_thinking, change));
-        let dialect = Dialect::Messages { strip_billing: self.strip_billing };
-        let ready = self.converse(&read.chat, params, dialect, writer)?;
+        let ready = self.converse(&read.chat, params, Dialect::Messages, writer)?;
         self.remembered.keep(&id, &marks);
         warnings.extend(ready.warnings.iter().cloned());
         Ok(Ready { ignored, warnings, ..ready })
@@ -182,9 +189,9 @@ impl Reader {
 
     fn read_responses(&mut self, body: &Map<String, Value>) -> Result<Read, ApiError> {
         let fields = Fields::body(body);
-        let mut ignored = schema::screen(body, schema::RESPONSES_TABLES)?;
+        let mut ignored = self.screen(body, schema::RESPONSES_TABLES)?;
         let params = self.read_params(&fields, &responses::NAMES)?;
-        let read = responses::read(&fields, params.max_tokens, &self.caps)?;
+        let read = responses::read(&fields, params.max_tokens, &self.caps, &self.api)?;
         let id = self.random.id("resp_");
         let mut writer = ResponseWriter::new(id.clone(), self.info.id.clone(), responses::echo(&fields, &params));
         let Some(chat) = read.chat else { return Ok(Read::Answer(writer.nothing(params.stream))) };
@@ -199,20 +206,20 @@ impl Reader {
     }
 
     fn count_chat(&self, body: &Map<String, Value>) -> Result<Reply, ApiError> {
-        schema::screen(body, schema::CHAT_TABLES)?;
-        let chat = Chat::read(&Fields::body(body), &self.caps)?;
+        self.screen(body, schema::CHAT_TABLES)?;
+        let chat = Chat::read(&Fields::body(body), &self.caps, &self.api)?;
         self.input_tokens(Some(&chat))
     }
 
     fn count_responses(&self, body: &Map<String, Value>) -> Result<Reply, ApiError> {
-        schema::screen(body, schema::RESPONSES_TABLES)?;
-        let read = responses::read(&Fields::body(body), Some(1), &self.caps)?;
+        self.screen(body, schema::RESPONSES_TABLES)?;
+        let read = responses::read(&Fields::body(body), Some(1), &self.caps, &self.api)?;
         self.input_tokens(read.chat.as_ref())
     }
 
     fn count_messages(&self, body: &Map<String, Value>) -> Result<Reply, ApiError> {
-        schema::screen(body, schema::MESSAGES_TABLES)?;
-        let read = anthropic::read(&Fields::body(body), &self.caps, self.strip_billing)?;
+        self.screen(body, schema::MESSAGES_TABLES)?;
+        let read = anthropic::read(&Fields::body(body), &self.caps, &self.api)?;
         let tokens = read.chat.render(self.model.as_ref(), usize::MAX)?.tokens.len();
         Ok(Reply::json(200, &json!({ "input_tokens": tokens })))
     }
@@ -284,12 +291,13 @@ impl Reader {
             null_usage: params.include_usage,
             logprobs: logprobs.is_some(),
             legacy,
+            reasoning_field: self.api.reasoning_field,
         })
     }
 
     fn read_completions(&mut self, body: &Map<String, Value>) -> Result<Ready, ApiError> {
         let fields = Fields::body(body);
-        let ignored = schema::screen(body, schema::COMPLETIONS_TABLES)?;
+        let ignored = self.screen(body, schema::COMPLETIONS_TABLES)?;
         let mut params = self.read_params(&fields, &params::OPENAI)?;
         params.max_tokens.get_or_insert(completions::MAX_TOKENS_DEFAULT);
         let logprobs = fields.integer("logprobs", 0..=limits::TOP_LOGPROBS as i64)?.map(|n| n as u32);

@@ -28,6 +28,7 @@ use engine_io::trace::{Request, Role, Session, Turn};
 use serde_json::{Map, Value, json};
 
 use crate::serve::answers::Dialect;
+use crate::serve::api::Api;
 use crate::serve::link::Body;
 use crate::serve::metrics::End;
 use crate::serve::model::TextModel;
@@ -150,9 +151,9 @@ impl Line {
         // The client got it as part of the answer, or as thinking, and sends it back as that.
         text.insert_str(0, &lead[self.index / params.n]);
         let (mut turns, fields) = match *dialect {
-            Dialect::Chat => chat::recorded(&body),
-            Dialect::Messages { strip_billing } => anthropic::recorded(&body, strip_billing),
-            Dialect::Responses => responses::recorded(&body),
+            Dialect::Chat => chat::recorded(&body, &facts.api),
+            Dialect::Messages => anthropic::recorded(&body, &facts.api),
+            Dialect::Responses => responses::recorded(&body, &facts.api),
             Dialect::Completion => {
                 let text = prompt_text(&body, self.index / params.n, prompt, facts);
                 (vec![Turn::new(Role::User, text)], Map::new())
@@ -233,6 +234,7 @@ pub(crate) struct Facts {
     pub model: Arc<dyn TextModel>,
     pub model_id: String,
     pub digests: Digests,
+    pub api: Arc<Api>,
 }
 
 /// What became of the lines; for the metrics.

@@ -242,17 +242,39 @@ pub(crate) const COMPLETIONS: &[(&str, Class)] = &[
     ("continue_final_message", Refused(truthy)),
 ];
 
+/// Further fields of `/tokenize`.
+const TOKENIZE: &[(&str, Class)] = &[
+    ("content", Honoured),
+    ("prompt", Honoured),
+    ("add_special", Honoured),
+    ("add_special_tokens", Honoured),
+    ("parse_special", Honoured),
+    ("with_pieces", Honoured),
+    ("return_token_strs", Honoured),
+];
+
+/// The fields of `/detokenize`.
+const DETOKENIZE: &[(&str, Class)] = &[("model", Honoured), ("tokens", Honoured)];
+
 /// The tables of each endpoint.
 pub(crate) const CHAT_TABLES: &[&[(&str, Class)]] = &[CHAT, OPENAI, COMMON];
 pub(crate) const COMPLETIONS_TABLES: &[&[(&str, Class)]] = &[COMPLETIONS, OPENAI, COMMON];
 pub(crate) const MESSAGES_TABLES: &[&[(&str, Class)]] = &[anthropic::FIELDS, COMMON];
 pub(crate) const RESPONSES_TABLES: &[&[(&str, Class)]] = &[responses::FIELDS, COMMON];
 
-/// Refuses what must be refused and returns the names of fields without effect.
+/// Of texts and tokens: fields without effect are not told, so these decide only what is unknown.
+pub(crate) const TOKENIZE_TABLES: &[&[(&str, Class)]] = &[TOKENIZE, CHAT, OPENAI, COMMON];
+pub(crate) const DETOKENIZE_TABLES: &[&[(&str, Class)]] = &[DETOKENIZE];
+
+/// Refuses what must be refused and returns the names of fields without effect. `strict`: fields that are in no table must.
 ///
 /// # Errors
-/// `unsupported_parameter` naming the first refused field.
-pub(crate) fn screen(body: &Map<String, Value>, tables: &[&[(&str, Class)]]) -> Result<Vec<String>, ApiError> {
+/// `unsupported_parameter` or `unknown_parameter` naming the first refused field.
+pub(crate) fn screen(
+    body: &Map<String, Value>,
+    tables: &[&[(&str, Class)]],
+    strict: bool,
+) -> Result<Vec<String>, ApiError> {
     let mut noted = Vec::new();
     let class = |name: &str| tables.iter().copied().flatten().find(|(n, _)| *n == name).map(|(_, class)| class);
     for (name, value) in body.iter().filter(|(_, v)| !v.is_null()) {
@@ -261,6 +283,7 @@ pub(crate) fn screen(body: &Map<String, Value>, tables: &[&[(&str, Class)]]) -> 
             Some(Refused(acts)) if acts(value) => return Err(ApiError::unsupported_parameter(name)),
             Some(Refused(_)) => {}
             Some(Noted(harmless)) if harmless(value) => {}
+            None if strict => return Err(ApiError::unknown_parameter(name)),
             Some(Noted(_)) | None => noted.push(name.clone()),
         }
     }
@@ -282,13 +305,31 @@ mod tests {
         for tables in ALL {
             for (name, class) in tables.iter().copied().flatten() {
                 let null = Map::from_iter([((*name).to_owned(), Value::Null)]);
-                assert_eq!(screen(&null, tables).unwrap(), Vec::<String>::new(), "{name}");
+                assert_eq!(screen(&null, tables, false).unwrap(), Vec::<String>::new(), "{name}");
                 if matches!(class, Refused(_)) {
                     let refused = values.iter().any(|value| {
                         let body = Map::from_iter([((*name).to_owned(), value.clone())]);
-                        screen(&body, tables).is_err_and(|e| e.param.as_deref() == Some(name) && e.status == 400)
+                        screen(&body, tables, false).is_err_and(|e| e.param.as_deref() == Some(name) && e.status == 400)
                     });
                     assert!(refused, "{name} is never refused");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_strict_server_takes_no_unknown_field() {
+        let long = "x".repeat(100_000);
+        for tables in ALL.into_iter().chain([TOKENIZE_TABLES, DETOKENIZE_TABLES]) {
+            let screened = |name: &str, value: Value| screen(&Map::from_iter([(name.to_owned(), value)]), tables, true);
+            let error = screened("made_up", json!(1)).unwrap_err();
+            let told = (error.status, error.code, error.param.as_deref());
+            assert_eq!(told, (400, "unknown_parameter", Some("made_up")));
+            assert!(screened(&long, json!(1)).unwrap_err().body().to_string().len() < 1000);
+            assert_eq!(screened("made_up", Value::Null).unwrap(), Vec::<String>::new());
+            for (name, class) in tables.iter().copied().flatten() {
+                if matches!(class, Noted(_)) {
+                    assert!(screened(name, json!("x")).is_ok(), "{name} is known");
                 }
             }
         }
@@ -330,18 +371,18 @@ mod tests {
             ("web_search_options", json!({})),
         ] {
             let body = Map::from_iter([(name.to_owned(), value)]);
-            let error = screen(&body, COMPLETIONS_TABLES).unwrap_err();
+            let error = screen(&body, COMPLETIONS_TABLES, false).unwrap_err();
             assert_eq!((error.status, error.param.as_deref()), (400, Some(name)));
         }
         let harmless = json!({"tools": [], "reasoning_format": "none", "include_reasoning": true, "modalities": ["text"],
             "thinking_budget": -1, "continue_final_message": false, "n_predict": 3, "max_completion_tokens": 3});
-        assert_eq!(screen(harmless.as_object().unwrap(), COMPLETIONS_TABLES).unwrap(), Vec::<String>::new());
+        assert_eq!(screen(harmless.as_object().unwrap(), COMPLETIONS_TABLES, false).unwrap(), Vec::<String>::new());
     }
 
     #[test]
     fn harmless_values_pass_and_unknown_fields_are_noted() {
         let body = json!({"store": false, "service_tier": "auto", "user": "u", "made_up": 1, "mirostat": 0,
             "response_format": {"type": "text"}, "lora": [], "typical_p": 1});
-        assert_eq!(screen(body.as_object().unwrap(), CHAT_TABLES).unwrap(), ["user", "made_up"]);
+        assert_eq!(screen(body.as_object().unwrap(), CHAT_TABLES, false).unwrap(), ["user", "made_up"]);
     }
 }

@@ -16,11 +16,11 @@ use engine::step::Executor;
 use engine_io::digest::TensorTree;
 use engine_io::gguf::meta::Meta;
 use engine_io::package::tokenizer_digest;
-use engine_io::text::{TemplateError, Tokenizer};
+use engine_io::text::{ChatTemplate, TemplateError, TemplateLimits, Tokenizer};
 use engine_io::{ModelFile, Package};
 
 use crate::canary::{self, Verdict};
-use crate::flags::{ServeArgs, SwitchFlag};
+use crate::flags::ServeArgs;
 use crate::hub::{self, HubError, Wanted};
 use crate::memory::{self, Setting, SizeFlag, Subject};
 use crate::menu::{self, Menu};
@@ -49,7 +49,7 @@ pub enum LoadError {
     /// Its chat template.
     #[error("{file}: {source}")]
     Template {
-        /// The model file.
+        /// The model file, or where else it stands.
         file: String,
         /// What is wrong with it.
         source: TemplateError,
@@ -156,6 +156,7 @@ pub struct Home {
 pub(crate) struct Prepared {
     pub planned: Planned,
     pub tokenizer: Tokenizer,
+    pub template: Option<ChatTemplate>,
     /// Tokens of a request.
     pub context: usize,
     pub limits: Limits,
@@ -173,6 +174,7 @@ pub(crate) fn prepare(args: &ServeArgs, files: &Files, threads: usize, bounds: B
     let (file, draft) = (&files.model, files.draft.as_ref());
     let planned = Planned::new(file, draft, load)?;
     let tokenizer = Tokenizer::from_meta(file.meta()).map_err(ModelError::from)?;
+    let template = template(args, file, &tokenizer, bounds)?;
     let context = size.context(planned.config.context_train);
     let limits = size.limits(&planned, file.package());
     let options = ExecOptions { threads, ..size.exec_options() };
@@ -182,7 +184,23 @@ pub(crate) fn prepare(args: &ServeArgs, files: &Files, threads: usize, bounds: B
     let checkpoints = size.ctx_checkpoints;
     let setting = Setting { repack: load.repack, limits: limits.clone(), options, bounds, record, checkpoints };
     admit(args.low.memory_limit.as_ref(), &subject, &setting)?;
-    Ok(Prepared { planned, tokenizer, context, limits, options, repack: load.repack })
+    Ok(Prepared { planned, tokenizer, template, context, limits, options, repack: load.repack })
+}
+
+/// The chat template of the flags, else that of the file.
+fn template(
+    args: &ServeArgs,
+    file: &ModelFile,
+    tokenizer: &Tokenizer,
+    bounds: Bounds,
+) -> Result<Option<ChatTemplate>, LoadError> {
+    let own = || tokenizer.chat_template().map(|text| (file.name(), text.to_owned()));
+    let Some((file, text)) = args.low.api.template()?.or_else(own) else { return Ok(None) };
+    let limits = TemplateLimits { fuel: bounds.template_fuel, ..TemplateLimits::default() };
+    match ChatTemplate::new(&text, tokenizer, limits) {
+        Ok(template) => Ok(Some(template)),
+        Err(source) => Err(LoadError::Template { file, source }),
+    }
 }
 
 /// Loads the model and starts its engine in a process of its own.
@@ -199,7 +217,7 @@ pub fn load(args: &ServeArgs, files: Files) -> Result<(Parts, EngineHandle), Loa
 /// # Errors
 /// [`LoadError`]; nothing of what was begun is left then.
 pub fn load_at(args: &ServeArgs, files: Files, home: &Home) -> Result<(Parts, EngineHandle), LoadError> {
-    let Prepared { planned, tokenizer, context, limits, options, repack } =
+    let Prepared { planned, tokenizer, template, context, limits, options, repack } =
         prepare(args, &files, home.pool.threads(), home.bounds)?;
     let Files { model: file, draft } = files;
     let draft = draft.as_ref();
@@ -207,8 +225,11 @@ pub fn load_at(args: &ServeArgs, files: Files, home: &Home) -> Result<(Parts, En
         |model: &Arc<Model>, limits| CpuExecutor::with_pool(Arc::clone(model), limits, options, Arc::clone(&home.pool));
     let Opened { file, mut model, tokenizer, pieces } = Opened::load(file, draft, planned, tokenizer, repack)?;
     tell(&file, &model);
-    let template = |source| LoadError::Template { file: file.name(), source };
-    let text = GgufText::new(Arc::clone(&tokenizer)).map_err(template)?;
+    let text = GgufText::of(Arc::clone(&tokenizer), template);
+    let text = match args.low.api.style() {
+        Some(style) => text.with_style(style).map_err(LoadError::Unmet)?,
+        None => text,
+    };
     let train = model.config.context_train;
     if context > train {
         tracing::warn!(context, train, "the context is longer than the model was made for");
@@ -253,7 +274,9 @@ pub fn load_at(args: &ServeArgs, files: Files, home: &Home) -> Result<(Parts, En
         MtpStatus::Own | MtpStatus::Sidecar => {}
     }
     let mtp_checked = args.low.link.peer.is_none() && verdict != Verdict::Absent;
-    let info = ModelInfo { mtp_checked, ..describe(args, &file, &model, context, text.vocab()) };
+    let described = describe(args, &file, &model, context, text.vocab());
+    let sampling = args.low.api.sampling(described.sampling).map_err(LoadError::Unmet)?;
+    let info = ModelInfo { mtp_checked, sampling, ..described };
     let settings = Settings { schedule: args.schedule, cost: None };
     if home.ends == Ends::Process {
         watch::start(model.files.clone()).map_err(LoadError::Watch)?;
@@ -270,7 +293,7 @@ pub fn load_at(args: &ServeArgs, files: Files, home: &Home) -> Result<(Parts, En
         gauges: handle.gauges.clone(),
         clock,
         outage,
-        strip_billing_line: args.low.strip_billing_line == SwitchFlag::On,
+        api: args.api(),
     };
     Ok((parts, handle))
 }
@@ -460,5 +483,6 @@ fn sampling(meta: &Meta) -> SamplingDefaults {
         min_p: real("min_p", 0.0..=1.0, base.min_p),
         repeat_penalty: real("penalty_repeat", f32::MIN_POSITIVE..=2.0, base.repeat_penalty),
         repeat_last_n: count("penalty_last_n").map_or(base.repeat_last_n, |n| u32::try_from(n).unwrap_or(u32::MAX)),
+        ..base
     }
 }

@@ -88,18 +88,20 @@ pub(crate) fn start(
     bell: Bell,
     record: Option<(RecordFile, Digests)>,
 ) -> io::Result<Threads> {
-    *shared.model.write() = Some(Arc::new(info::entry(&parts.info, &parts.spec)));
+    *shared.models.write() = Some(Arc::new(info::entries(&parts.info, &parts.spec, &parts.api.aliases)));
     *shared.view.write() = Some(Arc::new(View::new(&parts, props::answer(&parts, &bounds))));
     *shared.outage.write() = parts.outage;
     shared.metrics.lock().mtp_offer = Some(parts.spec.mtp);
     let caps = parts.model.caps();
     let model: Arc<dyn TextModel> = Arc::from(parts.model);
+    let api = Arc::new(parts.api);
     let started = record.map(|(file, digests)| {
-        Recorder::start(file, Facts { model: Arc::clone(&model), model_id: parts.info.id.clone(), digests })
+        let (model, api) = (Arc::clone(&model), Arc::clone(&api));
+        Recorder::start(file, Facts { model, model_id: parts.info.id.clone(), digests, api })
     });
     let (recorder, recorder_thread) = started.transpose()?.unzip();
     shared.metrics.lock().records = recorder.as_ref().map(|near| Arc::clone(&near.counts));
-    let compiler = Arc::new(Compiler::new(Arc::clone(&model), bounds.schema_bytes));
+    let compiler = Arc::new(Compiler::new(Arc::clone(&model), bounds.schema_bytes, bounds.compile_time));
     shared.metrics.lock().compiles = Some(Arc::clone(&compiler.times));
     let remembered = Arc::new(Remembered::default());
     let reader = || Reader {
@@ -111,7 +113,8 @@ pub(crate) fn start(
         spec: parts.spec,
         slots: parts.slots,
         random: Random::new(),
-        strip_billing: parts.strip_billing_line,
+        api: Arc::clone(&api),
+        stop_strings: bounds.stop_strings,
         keep_bodies: recorder.is_some(),
     };
     let (long, take_long) = channel::bounded(limits::MESSAGES_WAITING);
@@ -231,7 +234,7 @@ impl Text {
             at = now + Duration::from_millis(1);
         }
         for job in self.state.jobs.values() {
-            at = at.min(job.next_due().unwrap_or(at));
+            at = at.min(job.next_due(self.bounds.stream_headers_time).unwrap_or(at));
             if job.waits() {
                 at = at.min(job.received + self.bounds.queue_time);
             }
@@ -693,8 +696,9 @@ impl Text {
 
     /// Opens streams that wait long, and breaks silence with comments.
     fn keep_streams_alive(&mut self, now: Instant) {
-        let due: Vec<Exchange> =
-            self.state.jobs.values().filter(|j| j.next_due().is_some_and(|at| at <= now)).map(|j| j.exchange).collect();
+        let headers_time = self.bounds.stream_headers_time;
+        let due = |job: &&Job| job.next_due(headers_time).is_some_and(|at| at <= now);
+        let due: Vec<Exchange> = self.state.jobs.values().filter(due).map(|j| j.exchange).collect();
         for exchange in due {
             let Some(job) = self.state.jobs.get_mut(&exchange) else { continue };
             if job.open {
@@ -724,11 +728,11 @@ impl Job {
         }
     }
 
-    /// When the stream needs something although no event has come.
-    fn next_due(&self) -> Option<Instant> {
+    /// When the stream needs something although no event has come; its headers go out after `headers_time`.
+    fn next_due(&self, headers_time: Duration) -> Option<Instant> {
         match (self.params.stream, self.open) {
             (false, _) => None,
-            (true, false) => Some(self.received + limits::STREAM_HEADERS_TIME),
+            (true, false) => Some(self.received + headers_time),
             // A reader that takes nothing needs no comments either.
             (true, true) if self.paused => None,
             (true, true) => self.params.ping.map(|ping| self.last_sent + ping),

@@ -6,6 +6,7 @@ use engine::ids::TokenId;
 use serde::{Serialize, Serializer};
 use serde_json::{Map, Value};
 
+use crate::serve::api::Api;
 use crate::serve::chat::Chat;
 use crate::serve::error::ApiError;
 use crate::serve::fields::Fields;
@@ -90,9 +91,13 @@ pub(crate) fn tokenize(
     body: &Map<String, Value>,
     model: &dyn TextModel,
     caps: &Caps,
+    api: &Api,
     n_ctx: usize,
 ) -> Result<Reply, ApiError> {
     let fields = Fields::body(body);
+    if api.strict_params {
+        schema::screen(body, schema::TOKENIZE_TABLES, true)?;
+    }
     let given: Vec<&str> =
         ["content", "prompt", "messages"].into_iter().filter(|name| fields.get(name).is_some()).collect();
     let [name] = given[..] else { return Err(ApiError::missing("one of content, prompt, messages")) };
@@ -101,7 +106,7 @@ pub(crate) fn tokenize(
     let add_special = either("add_special", "add_special_tokens")?;
     let parse_special = fields.boolean("parse_special")?.unwrap_or(true);
     let tokens = if name == "messages" {
-        Chat::read(&fields, caps)?.render(model, usize::MAX)?.tokens
+        Chat::read(&fields, caps, api)?.render(model, usize::MAX)?.tokens
     } else {
         let text = fields.string(name)?.unwrap_or_default();
         model.encode(text, add_special.unwrap_or(name == "prompt"), parse_special)
@@ -125,7 +130,15 @@ pub(crate) fn tokenize(
 }
 
 /// `/detokenize`: ids to text; bytes that are not UTF-8 become U+FFFD. The text may be as long as a body.
-pub(crate) fn detokenize(body: &Map<String, Value>, model: &dyn TextModel, n_ctx: usize) -> Result<Reply, ApiError> {
+pub(crate) fn detokenize(
+    body: &Map<String, Value>,
+    model: &dyn TextModel,
+    api: &Api,
+    n_ctx: usize,
+) -> Result<Reply, ApiError> {
+    if api.strict_params {
+        schema::screen(body, schema::DETOKENIZE_TABLES, true)?;
+    }
     let list = Fields::body(body).list("tokens")?.ok_or_else(|| ApiError::missing("tokens"))?;
     let tokens = token_ids(list, "tokens", model.vocab())?;
     let most = limits::body_bytes(n_ctx);
@@ -142,9 +155,14 @@ pub(crate) fn detokenize(body: &Map<String, Value>, model: &dyn TextModel, n_ctx
 }
 
 /// `/apply-template`: a chat body to its prompt.
-pub(crate) fn apply_template(body: &Map<String, Value>, model: &dyn TextModel, caps: &Caps) -> Result<Reply, ApiError> {
-    schema::screen(body, schema::CHAT_TABLES)?;
-    let rendered = Chat::read(&Fields::body(body), caps)?.render(model, usize::MAX)?;
+pub(crate) fn apply_template(
+    body: &Map<String, Value>,
+    model: &dyn TextModel,
+    caps: &Caps,
+    api: &Api,
+) -> Result<Reply, ApiError> {
+    schema::screen(body, schema::CHAT_TABLES, api.strict_params)?;
+    let rendered = Chat::read(&Fields::body(body), caps, api)?.render(model, usize::MAX)?;
     let tokens = rendered.tokens.len();
     Ok(Reply::json(200, &Applied { prompt: rendered.text, tokens, special_spans: rendered.special_spans }))
 }

@@ -2,6 +2,7 @@
 
 use serde_json::{Map, Value, json};
 
+use crate::serve::api::HostedTools;
 use crate::serve::constrain::format::{Form, Format};
 use crate::serve::error::{ApiError, quote};
 use crate::serve::fields::Fields;
@@ -93,13 +94,19 @@ pub(crate) fn read(body: &Fields<'_, '_>, caps: &Caps) -> Result<Option<Tools>, 
 /// The tools, if there are any.
 ///
 /// # Errors
-/// `tools_unsupported` where the template shows none; `unsupported_value` for a grammar that could not be held to.
+/// `tools_unsupported` where the template shows none, or nobody knows how the model writes calls; `unsupported_value` for a
+/// grammar that could not be held to.
 pub(crate) fn offered(tools: Tools, caps: &Caps) -> Result<Option<Tools>, ApiError> {
     if tools.list.is_empty() {
         return Ok(None);
     }
     if !caps.tools {
-        return Err(ApiError::tools_unsupported());
+        return Err(ApiError::tools_unsupported("the chat template of this model does not render tools"));
+    }
+    if caps.tool_style == ToolStyle::None {
+        let why =
+            "how this model writes calls cannot be told from its chat template; --tool-style of the server says it";
+        return Err(ApiError::tools_unsupported(why));
     }
     if let Some(form) = tools.list.iter().find_map(|tool| tool.form.as_ref())
         && caps.tool_style != ToolStyle::Xml
@@ -116,6 +123,20 @@ pub(crate) enum Listed {
     Tool(Tool, Value),
     /// A kind of tool that runs at a provider.
     Dropped(String),
+}
+
+/// A tool of `kind`, which runs at a provider.
+///
+/// # Errors
+/// `unsupported_value` where the server refuses such.
+pub(crate) fn hosted(tool: &Fields<'_, '_>, kind: &str, hosted: HostedTools) -> Result<Listed, ApiError> {
+    match hosted {
+        HostedTools::Drop => Ok(Listed::Dropped(kind.to_owned())),
+        HostedTools::Reject => {
+            let message = format!("tools of type {} run at a provider, and this server refuses them", quote(kind));
+            Err(ApiError::unsupported_value(&tool.path("type"), message))
+        }
+    }
 }
 
 /// A list of tools of some dialect; `read` makes a tool and its definition for the template, or the name of one that is

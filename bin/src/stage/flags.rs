@@ -70,8 +70,10 @@ impl LinkFlags {
                     return Err("--stage 1/2 needs --listen: the address at which stage 0 will find it".to_owned());
                 }
                 if of_http {
-                    return Err("--stage 1/2 serves no HTTP; give API keys, --record and what is shown to --stage 0/2"
-                        .to_owned());
+                    return Err(
+                        "--stage 1/2 serves no HTTP; give API keys, --record and the flags of requests to --stage 0/2"
+                            .to_owned(),
+                    );
                 }
                 Ok(())
             }
@@ -117,6 +119,8 @@ mod tests {
             "--stage 1/2 --peer h:1",
             "--stage 1/2 --listen h:1 --api-key k",
             "--stage 1/2 --listen h:1 --record d",
+            "--stage 1/2 --listen h:1 --alias m",
+            "--stage 1/2 --listen h:1 --reasoning-format none",
             "--peer h:1",
             "--listen h:1",
             "--stage-split 3",

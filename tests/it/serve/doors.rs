@@ -117,6 +117,14 @@ fn limits_are_printed_as_flags_give_them() {
         "14",
         "--queue-timeout",
         "15",
+        "--max-stop-strings",
+        "16",
+        "--template-fuel",
+        "1717",
+        "--constraint-compile-ms",
+        "1800",
+        "--stream-headers-after",
+        "1.9",
     ];
     let (code, out, error) = run(&line);
     assert_eq!(code, Some(0), "{error}");
@@ -138,6 +146,10 @@ fn limits_are_printed_as_flags_give_them() {
         ("choices that wait", "14"),
         ("choices of a request", "14"),
         ("time in the queue", "15 s"),
+        ("stop strings", "16 of 1024 B, 64 ids"),
+        ("template", "1717 steps, 33554432 B"),
+        ("compiling them", "1.8 s"),
+        ("stream headers after", "1.9 s"),
     ] {
         let row = format!("{name:<35}{value}");
         assert!(out.lines().any(|line| line == row), "no `{row}` in {out}");

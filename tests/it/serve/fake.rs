@@ -18,8 +18,8 @@ use engine::ids::{RequestId, Slot, Ticket, TokenId};
 use engine::limits::Limits;
 use engine_bin::menu::{BUILT_IN, Menu};
 use engine_bin::serve::{
-    Bounds, Caps, Config, Conversation, Digests, Exit, ModelInfo, MtpOffer, Outage, Parts, RecordFile, RenderError,
-    Rendered, SamplingDefaults, Server, SpecConfig, TemplateFacts, TextModel,
+    Api, Bounds, Caps, Config, Conversation, Digests, Exit, ModelInfo, MtpOffer, Outage, Parts, RecordFile,
+    RenderError, Rendered, SamplingDefaults, Server, SpecConfig, TemplateFacts, TextModel,
 };
 use engine_io::digest::Sha256;
 use serde_json::Value;
@@ -389,8 +389,8 @@ pub fn parts(commands: Sender<Command>, events: Receiver<Event>) -> Parts {
     let spec = SpecConfig { default: SPECULATION, menu: Menu::of(SPECULATION), mtp: MtpOffer::Absent };
     let gauges = Arc::new(Gauges::new(&Limits::new(4, N_CTX)));
     let (clock, outage) = (Monotonic::default(), Outage::default());
-    let (model, strip_billing_line) = (Box::new(Toy), true);
-    Parts { model, info, spec, slots: 4, commands, events, gauges, clock, outage, strip_billing_line }
+    let (model, api) = (Box::new(Toy), Api::default());
+    Parts { model, info, spec, slots: 4, commands, events, gauges, clock, outage, api }
 }
 
 /// The simplest body.

@@ -1,5 +1,6 @@
 //! The server through its sockets: a scripted engine for what is about HTTP, the built-in model for the rest.
 
+mod api_flags;
 mod canary;
 mod channels;
 pub mod client;

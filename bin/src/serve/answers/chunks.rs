@@ -27,6 +27,8 @@ pub(crate) struct Frame {
     pub logprobs: bool,
     /// Calls are answered as `function_call`.
     pub legacy: bool,
+    /// What holds thinking.
+    pub reasoning_field: &'static str,
 }
 
 impl Writer for Frame {
@@ -214,7 +216,7 @@ impl Frame {
 
     fn delta(&self, part: &Part) -> Option<Value> {
         Some(match part {
-            Part::Reasoning(text) => json!({"reasoning_content": text}),
+            Part::Reasoning(text) => json!({self.reasoning_field: text}),
             Part::Content(text) => json!({"content": text}),
             Part::Call(call) if self.legacy => json!({"function_call": {"name": call.name, "arguments": ""}}),
             Part::Call(call) => json!({"tool_calls": [head(call, "")]}),
@@ -288,7 +290,7 @@ impl Frame {
         let content = if silent { Value::Null } else { content.into() };
         let mut message = json!({"role": "assistant", "content": content, "refusal": null});
         if !reasoning.is_empty() {
-            message["reasoning_content"] = reasoning.into();
+            message[self.reasoning_field] = reasoning.into();
         }
         match calls.first() {
             None => {}

@@ -28,10 +28,7 @@ use crate::serve::trail::Trail;
 pub(crate) enum Dialect {
     Chat,
     Completion,
-    /// `strip_billing`: as [`crate::serve::Parts::strip_billing_line`].
-    Messages {
-        strip_billing: bool,
-    },
+    Messages,
     Responses,
 }
 
@@ -41,7 +38,7 @@ impl Dialect {
         match self {
             Self::Chat => "/v1/chat/completions",
             Self::Completion => "/v1/completions",
-            Self::Messages { .. } => "/v1/messages",
+            Self::Messages => "/v1/messages",
             Self::Responses => "/v1/responses",
         }
     }

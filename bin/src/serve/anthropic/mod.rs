@@ -6,12 +6,14 @@ mod blocks;
 use engine_io::trace::Turn;
 use serde_json::{Map, Value};
 
+use crate::serve::api::{Api, HostedTools};
 use crate::serve::chat::{self, Asked, Chat, Words};
 use crate::serve::constrain::format;
 use crate::serve::conversation::{self, Message, Role};
 use crate::serve::error::{ApiError, quote};
 use crate::serve::fields::Fields;
 use crate::serve::json::type_name;
+use crate::serve::limits;
 use crate::serve::model::{Caps, ToolStyle};
 use crate::serve::params::Names;
 use crate::serve::schema::Class::{self, Honoured, Noted, Refused};
@@ -19,8 +21,12 @@ use crate::serve::schema::{always, filled, never, not_one, plain_tier};
 use crate::serve::tools::{self, Listed, Paths, ToolChoice, Tools};
 
 /// How the fields that all dialects have are called here.
-pub(crate) const NAMES: Names =
-    Names { max_tokens: &["max_tokens"], stop: "stop_sequences", stop_most: 64, stream_options: &[] };
+pub(crate) const NAMES: Names = Names {
+    max_tokens: &["max_tokens"],
+    stop: "stop_sequences",
+    stop_most: Some(limits::STOP_SEQUENCES),
+    stream_options: &[],
+};
 
 const WORDS: Words = Words { messages: "messages", call_id: "toolu_" };
 
@@ -66,7 +72,7 @@ pub(crate) struct Read {
 ///
 /// # Errors
 /// 400 naming the field.
-pub(crate) fn read(body: &Fields<'_, '_>, caps: &Caps, strip_billing: bool) -> Result<Read, ApiError> {
+pub(crate) fn read(body: &Fields<'_, '_>, caps: &Caps, api: &Api) -> Result<Read, ApiError> {
     if body.get("thread").is_some_and(|thread| thread != false) {
         // Clients know this code, and send the whole conversation then.
         let message = "this server keeps no conversation; send all messages, and no thread";
@@ -75,33 +81,36 @@ pub(crate) fn read(body: &Fields<'_, '_>, caps: &Caps, strip_billing: bool) -> R
     let mut warnings = Vec::new();
     let list = body.list("messages")?.ok_or_else(|| ApiError::missing("messages"))?;
     conversation::check_length(list, "messages")?;
-    let (mut messages, stripped) = read_system(body, strip_billing)?;
+    let (mut messages, stripped) = read_system(body, api.strip_billing_line)?;
     messages.extend(blocks::read(list)?);
     if stripped {
         warnings.push("billing_line_stripped".to_owned());
     }
-    let normalised = conversation::normalise(messages, &format!("messages[{}]", list.len()), caps)?;
-    let mut tools = read_tools(body)?;
+    let normalised = conversation::normalise(messages, &format!("messages[{}]", list.len()), caps, api.system_fold)?;
+    let mut tools = read_tools(body, api.hosted_tools)?;
     warnings.extend(tools.dropped.drain(..).map(|kind| format!("tools_dropped:{kind}")));
     let tools = tools::offered(tools, caps)?;
-    let (asked, omits_thinking) = read_thinking(body, caps)?;
+    let (asked, omits_thinking) = read_thinking(body, caps, api)?;
     let previous = match body.object("diagnostics")? {
         None => None,
         Some(map) => Some(Fields::nested(map, "diagnostics.").string("previous_message_id")?.map(str::to_owned)),
     };
-    Ok(Read { chat: Chat::of(normalised, tools, asked, WORDS), omits_thinking, warnings, previous })
+    let chat = Chat::of(normalised, tools, asked, WORDS).prefilled(api);
+    Ok(Read { chat, omits_thinking, warnings, previous })
 }
 
 /// The turns of a recorded request, and the fields of a chat that would have its prompt.
-pub(crate) fn recorded(body: &Map<String, Value>, strip_billing: bool) -> (Vec<Turn>, Map<String, Value>) {
+pub(crate) fn recorded(body: &Map<String, Value>, api: &Api) -> (Vec<Turn>, Map<String, Value>) {
     // It was read once, so it can be read.
     let body = Fields::body(body);
-    let (mut messages, _) = read_system(&body, strip_billing).unwrap_or_default();
+    let (mut messages, _) = read_system(&body, api.strip_billing_line).unwrap_or_default();
     messages.extend(body.list("messages").ok().flatten().and_then(|list| blocks::read(list).ok()).unwrap_or_default());
     let caps = Caps { tools: true, reasoning_effort: true, tool_style: ToolStyle::Xml, ..Caps::default() };
-    let tools = read_tools(&body).and_then(|tools| tools::offered(tools, &caps)).ok().flatten();
-    let asked = read_thinking(&body, &caps).map(|(asked, _)| asked).unwrap_or_default();
-    (messages.into_iter().map(conversation::turn).collect(), chat::as_chat(tools, asked))
+    let tools = read_tools(&body, HostedTools::Drop).and_then(|tools| tools::offered(tools, &caps)).ok().flatten();
+    let asked = read_thinking(&body, &caps, api).map(|(asked, _)| asked).unwrap_or_default();
+    let turns: Vec<Turn> = messages.into_iter().map(conversation::turn).collect();
+    let fields = chat::as_chat(tools, asked, &turns, api);
+    (turns, fields)
 }
 
 /// `system`, a text or blocks of text; whether a billing line was taken off.
@@ -127,10 +136,10 @@ fn read_system(body: &Fields<'_, '_>, strip_billing: bool) -> Result<(Vec<Messag
     Ok((message.into_iter().collect(), stripped))
 }
 
-fn read_tools(body: &Fields<'_, '_>) -> Result<Tools, ApiError> {
+fn read_tools(body: &Fields<'_, '_>, hosted: HostedTools) -> Result<Tools, ApiError> {
     let mut tools = match body.list("tools")? {
         None => Tools::default(),
-        Some(list) => tools::read_list("tools", list, read_tool)?,
+        Some(list) => tools::read_list("tools", list, |tool| read_tool(tool, hosted))?,
     };
     tools.paths = PATHS;
     if let Some(map) = body.object("tool_choice")? {
@@ -139,12 +148,12 @@ fn read_tools(body: &Fields<'_, '_>) -> Result<Tools, ApiError> {
     Ok(tools)
 }
 
-fn read_tool(tool: &Fields<'_, '_>) -> Result<Listed, ApiError> {
+fn read_tool(tool: &Fields<'_, '_>, hosted: HostedTools) -> Result<Listed, ApiError> {
     match tool.string("type")? {
         None | Some("custom") => {
             Ok(Listed::Tool(tools::function(tool, "input_schema")?, tools::definition(tool, "input_schema")))
         }
-        Some(kind) => Ok(Listed::Dropped(kind.to_owned())),
+        Some(kind) => tools::hosted(tool, kind, hosted),
     }
 }
 
@@ -173,8 +182,8 @@ fn choose(tools: &mut Tools, choice: &Fields<'_, '_>) -> Result<(), ApiError> {
 }
 
 /// What `thinking` and `output_config` ask for; whether thinking is left out of the answer.
-fn read_thinking(body: &Fields<'_, '_>, caps: &Caps) -> Result<(Asked, bool), ApiError> {
-    let mut kwargs = chat::plain_kwargs(body)?;
+fn read_thinking(body: &Fields<'_, '_>, caps: &Caps, api: &Api) -> Result<(Asked, bool), ApiError> {
+    let mut kwargs = chat::plain_kwargs(body, api)?;
     let (mut budget, mut format, mut omits) = (None, None, false);
     if let Some(map) = body.object("thinking")? {
         let thinking = Fields::nested(map, "thinking.");
@@ -201,7 +210,7 @@ fn read_thinking(body: &Fields<'_, '_>, caps: &Caps) -> Result<(Asked, bool), Ap
     if let Some(map) = body.object("output_config")? {
         let config = Fields::nested(map, "output_config.");
         format = config.object("format")?.map(|map| format::object(map, "output_config.format")).transpose()?.flatten();
-        let effort = chat::put_effort(&mut kwargs, config.string("effort")?, "output_config.effort", caps)?;
+        let effort = chat::put_effort(&mut kwargs, config.string("effort")?, "output_config.effort", caps, api)?;
         budget = budget.or(effort);
     }
     let format = format::either(format, body)?;

@@ -17,7 +17,7 @@ const CAPS: Caps = Caps {
 };
 
 fn of(body: &Value) -> Result<Read, ApiError> {
-    read(&Fields::body(body.as_object().unwrap()), &CAPS, true)
+    read(&Fields::body(body.as_object().unwrap()), &CAPS, &Api::default())
 }
 
 /// Messages as `role:content`, calls and thinking beside, or the error's code and path.
@@ -115,7 +115,8 @@ fn the_billing_line_is_no_part_of_the_prompt() {
         check(body(nonce), "system:You are | user:a");
         assert_eq!(of(&body(nonce)).unwrap().warnings, ["billing_line_stripped"]);
     }
-    let kept = read(&Fields::body(body(1).as_object().unwrap()), &CAPS, false).unwrap();
+    let plain = Api { strip_billing_line: false, ..Api::default() };
+    let kept = read(&Fields::body(body(1).as_object().unwrap()), &CAPS, &plain).unwrap();
     assert!(print(&kept.chat).contains("cch=00001"));
     assert_eq!(kept.warnings, Vec::<String>::new());
 }
@@ -197,7 +198,7 @@ fn tools_and_switches_reach_the_template() {
     let read = of(&body).unwrap();
     assert!(read.omits_thinking);
     assert_eq!(read.warnings, ["tools_dropped:bash_20250124"]);
-    let (turns, fields) = recorded(body.as_object().unwrap(), true);
+    let (turns, fields) = recorded(body.as_object().unwrap(), &Api::default());
     assert_eq!(turns.len(), 1);
     let function = |function: Value| json!({"type": "function", "function": function});
     assert_eq!(

@@ -141,7 +141,7 @@ fn json_that_goes_wrong_is_said_and_closed() {
     check(ToolStyle::Hermes, r#"{"arguments": {}}"#, false, "", OPEN);
     check(ToolStyle::Hermes, "not JSON", false, "", FINE);
     // Arguments count as far as they are JSON.
-    for (arguments, read) in [
+    for (arguments, expected) in [
         (r#"{"n":aramete {}}"#, r#"{"n":null}"#),
         (r#"{"dir": "x"parameters": {"a": 1}}"#, r#"{"dir": "x"}"#),
         (r#"{"dir": "a" "n": 01}"#, r#"{"dir": "a" }"#),
@@ -158,7 +158,7 @@ fn json_that_goes_wrong_is_said_and_closed() {
         ] {
             for size in 1..=text.len() {
                 let (calls, anomalies) = read(style, &text, size, false);
-                assert_eq!(calls, format!("ls({read})"), "{text}");
+                assert_eq!(calls, format!("ls({expected})"), "{text}");
                 assert!(anomalies.unterminated_calls > 0, "{text}: {anomalies:?}");
             }
         }

@@ -22,7 +22,7 @@ mod times;
 mod vocabulary;
 
 use std::sync::{Arc, OnceLock};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use engine::constraint::Constraint;
 use engine::ids::TokenId;
@@ -30,6 +30,7 @@ use engine_io::text::ToolStyle;
 use llguidance::TokenParser;
 use llguidance::api::TopLevelGrammar;
 use parking_lot::Mutex;
+use rustix::time::{ClockId, clock_gettime};
 use serde_json::{Value, json};
 
 use crate::serve::error::ApiError;
@@ -98,15 +99,49 @@ pub(crate) struct Compiler {
     vocabulary: OnceLock<Option<Vocabulary>>,
     /// Bytes of a form, or of the schemas of all tools.
     source_bytes: usize,
+    /// What compiling them may take.
+    time: Duration,
     /// What was compiled last.
     kept: Mutex<Kept>,
     pub(crate) times: Arc<Times>,
 }
 
+/// When compiling has taken too long. It is the thread's own time that counts: who else runs on the machine decides nothing.
+/// What takes long in one piece is bounded by the library's counts; this bounds the sum of many pieces.
+pub(crate) struct Deadline {
+    end: Duration,
+    most: Duration,
+}
+
+impl Deadline {
+    pub(crate) fn new(most: Duration) -> Self {
+        Self { end: thread_time().saturating_add(most), most }
+    }
+
+    /// Whether there is time left.
+    ///
+    /// # Errors
+    /// `schema_too_complex` at `param`.
+    fn check(&self, param: &str) -> Result<(), ApiError> {
+        if thread_time() < self.end {
+            return Ok(());
+        }
+        let message = format!("it takes more than the {} ms that compiling may take", self.most.as_millis());
+        Err(ApiError::schema_too_complex(param, message))
+    }
+}
+
+/// Processor time that this thread has had.
+fn thread_time() -> Duration {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+}
+
 impl Compiler {
-    /// For forms of at most `source_bytes` bytes.
-    pub(crate) fn new(model: Arc<dyn TextModel>, source_bytes: usize) -> Self {
-        Self { model, vocabulary: OnceLock::new(), source_bytes, kept: Mutex::default(), times: Arc::default() }
+    /// For forms of at most `source_bytes` bytes that are compiled in `time`.
+    pub(crate) fn new(model: Arc<dyn TextModel>, source_bytes: usize, time: Duration) -> Self {
+        let kept = Mutex::default();
+        Self { model, vocabulary: OnceLock::new(), source_bytes, time, kept, times: Arc::default() }
     }
 
     /// Compiles what is wanted, unless it is there from a request before; `None` where nothing is wanted.
@@ -142,7 +177,7 @@ impl Compiler {
             return Ok(Some(found));
         }
         let start = Instant::now();
-        let compiled = compile(wanted, vocabulary);
+        let compiled = compile(wanted, vocabulary, &Deadline::new(self.time));
         self.times.observe(start.elapsed());
         let compiled = compiled?.map(Arc::new);
         if let Some(compiled) = &compiled {
@@ -190,11 +225,17 @@ fn source_bytes(form: &Form) -> usize {
 ///
 /// # Errors
 /// As [`Compiler::compile`].
-pub(crate) fn compile(wanted: &Wanted<'_>, vocabulary: &Vocabulary) -> Result<Option<Compiled>, ApiError> {
+pub(crate) fn compile(
+    wanted: &Wanted<'_>,
+    vocabulary: &Vocabulary,
+    deadline: &Deadline,
+) -> Result<Option<Compiled>, ApiError> {
     let mut warnings = Vec::new();
-    let form = wanted.format.map(|format| compile_form(format, vocabulary)).transpose()?;
-    let calls =
-        wanted.tools.map(|tools| compile_calls(tools, wanted, vocabulary, &mut warnings)).transpose()?.flatten();
+    let form = wanted.format.map(|format| compile_form(format, vocabulary, deadline)).transpose()?;
+    let calls = match wanted.tools {
+        Some(tools) => compile_calls(tools, wanted, vocabulary, deadline, &mut warnings)?,
+        None => None,
+    };
     let budget = wanted.budget.filter(|_| wanted.reasoning.is_some());
     if form.is_none() && calls.is_none() && budget.is_none() {
         return Ok(None);
@@ -226,7 +267,7 @@ fn refuse(param: &str, flaw: Flaw) -> ApiError {
     if complex { ApiError::schema_too_complex(param, message) } else { ApiError::invalid_schema(param, &message) }
 }
 
-fn compile_form(format: &Format, vocabulary: &Vocabulary) -> Result<TokenParser, ApiError> {
+fn compile_form(format: &Format, vocabulary: &Vocabulary, deadline: &Deadline) -> Result<TokenParser, ApiError> {
     let flaw = |message| refuse(&format.param, Flaw { pointer: String::new(), message });
     let mut parser = match &format.form {
         Form::Object => json::exact(&json!({"type": "object"}), vocabulary).map_err(|f| refuse(&format.param, f))?,
@@ -244,6 +285,7 @@ fn compile_form(format: &Format, vocabulary: &Vocabulary) -> Result<TokenParser,
             vocabulary.parser(TopLevelGrammar::from_lark(lark)).map_err(flaw)?
         }
     };
+    deadline.check(&format.param)?;
     // What can never begin is as good as what cannot be compiled.
     match parser.clone().compute_mask() {
         Ok(mask) if !mask.is_zero() => Ok(()),
@@ -258,6 +300,7 @@ fn compile_calls(
     tools: &Tools,
     wanted: &Wanted<'_>,
     vocabulary: &Vocabulary,
+    deadline: &Deadline,
     warnings: &mut Vec<String>,
 ) -> Result<Option<(Calls, Option<TokenParser>)>, ApiError> {
     let Some((start, end)) = wanted.call else {
@@ -307,9 +350,11 @@ fn compile_calls(
             warnings.push(format!("schema_relaxed:tools.{i}"));
         }
         list.push(callable);
+        deadline.check("tools")?;
     }
     let flaw = |message| refuse("tools", Flaw { pointer: String::new(), message });
     let body = compile_body(&list, wanted.style, tools.single, vocabulary).map_err(flaw)?;
+    deadline.check("tools")?;
     Ok(Some((rules, Some(body))))
 }
 

@@ -5,6 +5,7 @@ mod items;
 use engine_io::trace::Turn;
 use serde_json::{Map, Value, json};
 
+use crate::serve::api::{Api, HostedTools};
 use crate::serve::chat::{self, Asked, Chat, Words};
 use crate::serve::constrain::format;
 use crate::serve::conversation::{self, Message, Role};
@@ -22,7 +23,7 @@ use crate::serve::tools::{self, Listed, Paths, Tools};
 pub(crate) const NAMES: Names = Names {
     max_tokens: &["max_output_tokens"],
     stop: "stop",
-    stop_most: limits::STOP_STRINGS,
+    stop_most: None,
     stream_options: &["include_obfuscation"],
 };
 
@@ -106,7 +107,7 @@ pub(crate) struct Read {
 ///
 /// # Errors
 /// 400 naming the field.
-pub(crate) fn read(body: &Fields<'_, '_>, max_tokens: Option<u32>, caps: &Caps) -> Result<Read, ApiError> {
+pub(crate) fn read(body: &Fields<'_, '_>, max_tokens: Option<u32>, caps: &Caps, api: &Api) -> Result<Read, ApiError> {
     if max_tokens == Some(0) {
         return Err(ApiError::invalid_value("max_output_tokens", "0 is below 1"));
     }
@@ -114,17 +115,18 @@ pub(crate) fn read(body: &Fields<'_, '_>, max_tokens: Option<u32>, caps: &Caps) 
     let includes = includes(body)?;
     let wanted = includes.contains(&LOGPROBS);
     let logprobs = top.filter(|top| *top > 0).or(wanted.then_some(0));
-    let mut tools = read_tools(body)?;
+    let mut tools = read_tools(body, api.hosted_tools)?;
     let warnings = tools.dropped.drain(..).map(|kind| format!("tools_dropped:{kind}")).collect();
     let tools = tools::offered(tools, caps)?;
-    let asked = read_asked(body, caps)?;
+    let asked = read_asked(body, caps, api)?;
     let chat = match read_input(body)? {
         Input::Nothing if max_tokens.is_some_and(|most| most <= PROBE_TOKENS) => None,
         Input::Nothing => {
             return Err(ApiError::invalid_value("input", "at least one item is needed"));
         }
         Input::Messages(messages, end) => {
-            Some(Chat::of(conversation::normalise(messages, &end, caps)?, tools, asked, WORDS))
+            let normalised = conversation::normalise(messages, &end, caps, api.system_fold)?;
+            Some(Chat::of(normalised, tools, asked, WORDS).prefilled(api))
         }
     };
     let given = |name: &str, key: &str| body.get(name).and_then(|v| v.get(key)).is_some_and(|v| !v.is_null());
@@ -146,7 +148,7 @@ pub(crate) fn read(body: &Fields<'_, '_>, max_tokens: Option<u32>, caps: &Caps) 
 }
 
 /// The turns of a recorded request, and the fields of a chat that would have its prompt.
-pub(crate) fn recorded(body: &Map<String, Value>) -> (Vec<Turn>, Map<String, Value>) {
+pub(crate) fn recorded(body: &Map<String, Value>, api: &Api) -> (Vec<Turn>, Map<String, Value>) {
     // It was read once, so it can be read.
     let body = Fields::body(body);
     let messages = match read_input(&body) {
@@ -155,9 +157,11 @@ pub(crate) fn recorded(body: &Map<String, Value>) -> (Vec<Turn>, Map<String, Val
     };
     let think = Some(("", ""));
     let caps = Caps { tools: true, reasoning_effort: true, think, tool_style: ToolStyle::Xml, ..Caps::default() };
-    let tools = read_tools(&body).and_then(|tools| tools::offered(tools, &caps)).ok().flatten();
-    let asked = read_asked(&body, &caps).unwrap_or_default();
-    (messages.into_iter().map(conversation::turn).collect(), chat::as_chat(tools, asked))
+    let tools = read_tools(&body, HostedTools::Drop).and_then(|tools| tools::offered(tools, &caps)).ok().flatten();
+    let asked = read_asked(&body, &caps, api).unwrap_or_default();
+    let turns: Vec<Turn> = messages.into_iter().map(conversation::turn).collect();
+    let fields = chat::as_chat(tools, asked, &turns, api);
+    (turns, fields)
 }
 
 /// What of a request its answer repeats.
@@ -229,10 +233,10 @@ fn includes<'a>(body: &Fields<'a, '_>) -> Result<Vec<&'a str>, ApiError> {
     body.list("include")?.into_iter().flatten().enumerate().map(name).collect()
 }
 
-fn read_tools(body: &Fields<'_, '_>) -> Result<Tools, ApiError> {
+fn read_tools(body: &Fields<'_, '_>, hosted: HostedTools) -> Result<Tools, ApiError> {
     let mut tools = match body.list("tools")? {
         None => Tools::default(),
-        Some(list) => tools::read_list("tools", list, read_tool)?,
+        Some(list) => tools::read_list("tools", list, |tool| read_tool(tool, hosted))?,
     };
     tools.paths = PATHS;
     tools::choose(&mut tools, PATHS.choice, body.get(PATHS.choice))?;
@@ -240,8 +244,8 @@ fn read_tools(body: &Fields<'_, '_>) -> Result<Tools, ApiError> {
     Ok(tools)
 }
 
-fn read_tool(tool: &Fields<'_, '_>) -> Result<Listed, ApiError> {
-    let hosted = |kind: &str| {
+fn read_tool(tool: &Fields<'_, '_>, hosted: HostedTools) -> Result<Listed, ApiError> {
+    let is_hosted = |kind: &str| {
         HOSTED.iter().any(|pattern| match pattern.strip_suffix('*') {
             Some(prefix) => kind.starts_with(prefix),
             None => kind == *pattern,
@@ -250,7 +254,7 @@ fn read_tool(tool: &Fields<'_, '_>) -> Result<Listed, ApiError> {
     match tool.string("type")?.ok_or_else(|| ApiError::missing(&tool.path("type")))? {
         "function" => Ok(Listed::Tool(tools::function(tool, "parameters")?, tools::definition(tool, "parameters"))),
         "custom" => tools::custom(tool),
-        kind if hosted(kind) => Ok(Listed::Dropped(kind.to_owned())),
+        kind if is_hosted(kind) => tools::hosted(tool, kind, hosted),
         other => {
             let message = format!("tools of type {} are not supported", quote(other));
             Err(ApiError::unsupported_value(&tool.path("type"), message))
@@ -259,13 +263,13 @@ fn read_tool(tool: &Fields<'_, '_>) -> Result<Listed, ApiError> {
 }
 
 /// What `reasoning` and `text` ask for.
-fn read_asked(body: &Fields<'_, '_>, caps: &Caps) -> Result<Asked, ApiError> {
-    let mut kwargs = chat::plain_kwargs(body)?;
+fn read_asked(body: &Fields<'_, '_>, caps: &Caps, api: &Api) -> Result<Asked, ApiError> {
+    let mut kwargs = chat::plain_kwargs(body, api)?;
     let (mut budget, mut format, mut keep_thoughts) = (None, None, false);
     if let Some(map) = body.object("reasoning")? {
         let reasoning = Fields::nested(map, "reasoning.");
         reasoning.only(&["effort", "summary", "generate_summary", "context", "mode"])?;
-        budget = chat::put_effort(&mut kwargs, reasoning.string("effort")?, "reasoning.effort", caps)?;
+        budget = chat::put_effort(&mut kwargs, reasoning.string("effort")?, "reasoning.effort", caps, api)?;
         keep_thoughts = chat::keeps_thoughts(&reasoning, caps)?;
     }
     if let Some(map) = body.object("text")? {

@@ -18,7 +18,7 @@ const CAPS: Caps = Caps {
 
 fn of(body: &Value) -> Result<Read, ApiError> {
     let most = body["max_output_tokens"].as_u64().map(|n| n as u32);
-    read(&Fields::body(body.as_object().unwrap()), most, &CAPS)
+    read(&Fields::body(body.as_object().unwrap()), most, &CAPS, &Api::default())
 }
 
 /// Messages as `role:content`, calls and thinking beside, or the error's code and path.
@@ -162,7 +162,7 @@ fn tools_and_switches_reach_the_template() {
     let read = of(&body).unwrap();
     assert_eq!(read.ignored, ["reasoning.summary"]);
     assert_eq!((read.logprobs, read.warnings), (Some(0), vec!["tools_dropped:web_search".to_owned()]));
-    let (turns, fields) = recorded(body.as_object().unwrap());
+    let (turns, fields) = recorded(body.as_object().unwrap(), &Api::default());
     assert_eq!((turns.len(), turns[0].text.as_str()), (1, "hi"));
     let input = json!({"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]});
     let function = |function: Value| json!({"type": "function", "function": function});
@@ -182,10 +182,12 @@ fn tools_and_switches_reach_the_template() {
 fn old_thoughts_are_kept_where_the_model_has_marks_for_them() {
     let body = json!({"input": "hi", "reasoning": {"context": "all_turns"}});
     assert!(of(&body).is_ok());
-    let (_, fields) = recorded(body.as_object().unwrap());
+    let (_, fields) = recorded(body.as_object().unwrap(), &Api::default());
     assert_eq!(Value::Object(fields), json!({"reasoning": {"context": "all_turns"}}));
     let caps = Caps { think: None, ..CAPS };
-    let error = read(&Fields::body(body.as_object().unwrap()), None, &caps).err().expect("there is no place for them");
+    let error = read(&Fields::body(body.as_object().unwrap()), None, &caps, &Api::default())
+        .err()
+        .expect("there is no place for them");
     assert_eq!((error.code, error.param.as_deref()), ("unsupported_value", Some("reasoning.context")));
 }
 
@@ -206,9 +208,11 @@ fn a_grammar_of_a_custom_tool_is_read() {
         }
     }
     let body = with(json!({"type": "grammar", "syntax": "lark", "definition": "start: \"a\""}));
-    for style in [ToolStyle::Hermes, ToolStyle::Llama3, ToolStyle::Nemotron2, ToolStyle::None] {
+    for style in [ToolStyle::Hermes, ToolStyle::Llama3, ToolStyle::Nemotron2] {
         let caps = Caps { tool_style: style, ..CAPS };
-        let error = read(&Fields::body(body.as_object().unwrap()), None, &caps).err().expect("JSON holds no grammar");
+        let error = read(&Fields::body(body.as_object().unwrap()), None, &caps, &Api::default())
+            .err()
+            .expect("JSON holds no grammar");
         assert_eq!((error.code, error.param.as_deref()), ("unsupported_value", Some("tools[0].format.definition")));
     }
 }

@@ -295,7 +295,9 @@ impl Answer {
                 return Err("one choice was asked for and there are more".to_owned());
             }
             let part = choice.get("text").or_else(|| choice.get("delta").and_then(|delta| delta.get("content")));
-            let thought = choice.get("delta").and_then(|delta| delta.get("reasoning_content"));
+            // Servers call it one or the other.
+            let named = |name| choice.get("delta").and_then(|delta| delta.get(name));
+            let thought = named("reasoning_content").or_else(|| named("reasoning"));
             let text = |value: Option<&Value>| value.and_then(Value::as_str).unwrap_or_default().to_owned();
             let text = text(thought) + &text(part);
             let ids = choice.get("token_ids").and_then(Value::as_array);

@@ -40,7 +40,7 @@ fn calls_of(style: ToolStyle, choice: ToolChoice, single: bool) -> (Vec<String>,
         begins_in_reasoning: true,
         ..Wanted::default()
     };
-    let compiled = compile(&wanted, &VOCABULARY).unwrap().unwrap();
+    let compiled = compile(&wanted, &VOCABULARY, &long()).unwrap().unwrap();
     (compiled.warnings.clone(), compiled.start())
 }
 
@@ -225,7 +225,7 @@ fn a_schema_is_widened_where_nobody_insists() {
         };
         let call = Some((CALL, Some(CALL_END)));
         let wanted = Wanted { tools: Some(&tools), style: ToolStyle::Hermes, call, ..Wanted::default() };
-        let error = compile(&wanted, &VOCABULARY).unwrap_err();
+        let error = compile(&wanted, &VOCABULARY, &long()).unwrap_err();
         assert_eq!((error.status, error.code), (400, "invalid_schema"));
         assert_eq!(error.param.as_deref(), Some("tools[0].function.parameters"));
         assert!(error.message.contains(place), "{}", error.message);
@@ -236,9 +236,9 @@ fn a_schema_is_widened_where_nobody_insists() {
 fn calls_without_a_token_of_their_own_cannot_be_forced() {
     let tools = |choice| Tools { list: Vec::new(), choice, allowed: None, single: false, ..Tools::default() };
     let free = tools(ToolChoice::Auto);
-    assert!(compile(&Wanted { tools: Some(&free), ..Wanted::default() }, &VOCABULARY).unwrap().is_none());
+    assert!(compile(&Wanted { tools: Some(&free), ..Wanted::default() }, &VOCABULARY, &long()).unwrap().is_none());
     let forced = tools(ToolChoice::Required);
-    let error = compile(&Wanted { tools: Some(&forced), ..Wanted::default() }, &VOCABULARY).unwrap_err();
+    let error = compile(&Wanted { tools: Some(&forced), ..Wanted::default() }, &VOCABULARY, &long()).unwrap_err();
     assert_eq!((error.code, error.param.as_deref()), ("unsupported_value", Some("tool_choice")));
 }
 
@@ -252,7 +252,7 @@ fn a_form_begins_behind_reasoning() {
         budget: Some(5),
         ..Wanted::default()
     };
-    let start = compile(&wanted, &VOCABULARY).unwrap().unwrap().start();
+    let start = compile(&wanted, &VOCABULARY, &long()).unwrap().unwrap().start();
     for text in ["hm</think>true<end>", "</think>\n\nfalse<end>", "hello</think>\ntrue<end>"] {
         walk(start.fork().as_mut(), marked(text)).unwrap_or_else(|at| panic!("{text}: {at}"));
     }
@@ -265,7 +265,7 @@ fn a_form_begins_behind_reasoning() {
     assert_eq!(allowed(constraint.as_mut()), [THINK_END]);
     // Reasoning that the model begins itself.
     let own = Wanted { begins_in_reasoning: false, budget: None, ..wanted };
-    let start = compile(&own, &VOCABULARY).unwrap().unwrap().start();
+    let start = compile(&own, &VOCABULARY, &long()).unwrap().unwrap().start();
     for text in ["true<end>", "<think>hm</think>\ntrue<end>"] {
         walk(start.fork().as_mut(), marked(text)).unwrap_or_else(|at| panic!("{text}: {at}"));
     }
@@ -274,7 +274,7 @@ fn a_form_begins_behind_reasoning() {
     }
     // A budget by itself.
     let only = Wanted { format: None, budget: Some(0), ..wanted };
-    let mut constraint = compile(&only, &VOCABULARY).unwrap().unwrap().start();
+    let mut constraint = compile(&only, &VOCABULARY, &long()).unwrap().unwrap().start();
     assert_eq!(allowed(constraint.as_mut()), [THINK_END]);
     walk(constraint.as_mut(), marked("</think>anything <think> at all<end>")).unwrap();
 }
@@ -298,7 +298,7 @@ fn a_form_and_calls_exclude_each_other() {
         begins_in_reasoning: true,
         budget: None,
     };
-    let start = compile(&wanted, &VOCABULARY).unwrap().unwrap().start();
+    let start = compile(&wanted, &VOCABULARY, &long()).unwrap().unwrap().start();
     for text in ["hm</think>true<end>", &format!("</think>\n{XML_NOW}\n{XML_NOW}<end>"), &format!("hm{XML_NOW}<end>")] {
         walk(start.fork().as_mut(), marked(text)).unwrap_or_else(|at| panic!("{text}: {at}"));
     }
@@ -321,7 +321,7 @@ fn custom_of(form: Form) -> Result<Box<dyn Constraint>, ApiError> {
     let tools = Tools { list: vec![now, custom], ..Tools::default() };
     let call = Some((CALL, Some(CALL_END)));
     let wanted = Wanted { tools: Some(&tools), style: ToolStyle::Xml, call, ..Wanted::default() };
-    Ok(compile(&wanted, &VOCABULARY)?.unwrap().start())
+    Ok(compile(&wanted, &VOCABULARY, &long())?.unwrap().start())
 }
 
 #[test]

@@ -161,7 +161,7 @@ fn a_window_can_be_taken_back_as_a_whole() {
 
 fn refused(form: Form) -> ApiError {
     let format = format(form);
-    compile(&Wanted { format: Some(&format), ..Wanted::default() }, &VOCABULARY).expect_err("it is refused")
+    compile(&Wanted { format: Some(&format), ..Wanted::default() }, &VOCABULARY, &long()).expect_err("it is refused")
 }
 
 #[test]

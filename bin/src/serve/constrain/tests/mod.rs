@@ -107,9 +107,13 @@ fn format(form: Form) -> Format {
     Format { form, param: "response_format".to_owned() }
 }
 
+fn long() -> Deadline {
+    Deadline::new(Duration::MAX)
+}
+
 fn of_form(form: Form) -> Box<dyn Constraint> {
     let format = format(form);
-    compile(&Wanted { format: Some(&format), ..Wanted::default() }, &VOCABULARY).unwrap().unwrap().start()
+    compile(&Wanted { format: Some(&format), ..Wanted::default() }, &VOCABULARY, &long()).unwrap().unwrap().start()
 }
 
 /// The tokens that may come next.
@@ -172,8 +176,26 @@ fn bodies_that_may_ask_for_a_form_are_told_apart() {
 }
 
 #[test]
+fn compiling_has_a_time() {
+    let schema = json!({"type": "object", "properties": {"a": {"type": "string"}}}).as_object().cloned();
+    let tool = Tool { name: "f".to_owned(), parameters: schema, strict: false, custom: false, form: None };
+    let tools = Tools { list: vec![tool], ..Tools::default() };
+    let call = Some((CALL, Some(CALL_END)));
+    let of_tools = Wanted { tools: Some(&tools), style: ToolStyle::Hermes, call, ..Wanted::default() };
+    let regex = format(Form::Regex("a+".to_owned()));
+    let of_form = Wanted { format: Some(&regex), ..Wanted::default() };
+    for (wanted, param) in [(&of_form, regex.param.as_str()), (&of_tools, "tools")] {
+        // Whatever it takes, it is more than no time.
+        let error = Compiler::new(Arc::new(Bytes), 100, Duration::ZERO).compile(wanted).unwrap_err();
+        assert_eq!((error.status, error.code, error.param.as_deref()), (400, "schema_too_complex", Some(param)));
+        assert!(error.message.contains("0 ms"), "{}", error.message);
+        assert!(Compiler::new(Arc::new(Bytes), 100, Duration::MAX).compile(wanted).unwrap().is_some());
+    }
+}
+
+#[test]
 fn a_form_has_a_size() {
-    let compiler = Compiler::new(Arc::new(Bytes), 100);
+    let compiler = Compiler::new(Arc::new(Bytes), 100, Duration::MAX);
     let form = format(Form::Regex("a".repeat(101)));
     let error = compiler.compile(&Wanted { format: Some(&form), ..Wanted::default() }).unwrap_err();
     assert_eq!((error.status, error.code), (400, "schema_too_complex"));
@@ -183,7 +205,7 @@ fn a_form_has_a_size() {
 
 #[test]
 fn what_is_asked_for_again_is_compiled_once() {
-    let compiler = Compiler::new(Arc::new(Bytes), 1 << 20);
+    let compiler = Compiler::new(Arc::new(Bytes), 1 << 20, Duration::MAX);
     let compiles = || {
         let mut page = String::new();
         compiler.times.write(&mut page);
