@@ -212,7 +212,7 @@ impl Json {
                     Which::Name | Which::Quoted | Which::Other => {}
                 }
                 if ends && matches!(which, Which::Arguments | Which::Quoted) {
-                    self.complete(anomalies);
+                    anomalies.unterminated_calls += u64::from(self.complete());
                 }
             }
         }
@@ -234,13 +234,12 @@ impl Json {
         }
     }
 
-    /// No more of the arguments comes: what they lack is added.
-    fn complete(&mut self, anomalies: &mut Anomalies) {
-        if !self.strict.done() {
-            anomalies.unterminated_calls += u64::from(self.broken || self.arguments.is_empty());
-            self.arguments.push_str(&self.strict.completion());
-            self.strict = Strict::finished();
-        }
+    /// No more of the arguments comes: what they lack is added. Whether they lacked anything.
+    fn complete(&mut self) -> bool {
+        let lacking = !self.strict.done();
+        self.arguments.push_str(&self.strict.completion());
+        self.strict = Strict::finished();
+        lacking
     }
 
     /// Says what is certain: the call once its name is known and its arguments begin.
@@ -268,7 +267,8 @@ impl Json {
                 self.strict = Strict::finished();
                 self.arguments.push_str("{}");
             }
-            self.complete(anomalies);
+            // What lacks its end here was counted when the text ended.
+            self.complete();
             self.say(anomalies, out);
             out.push(CallPart::End);
         }
