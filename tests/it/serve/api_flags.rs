@@ -381,6 +381,20 @@ fn a_template_of_the_flags_takes_the_place_of_the_models() {
     }
 }
 
+/// A model whose own template is no template is refused, and served with another.
+#[test]
+fn a_template_of_the_flags_helps_a_model_with_a_bad_one() {
+    let folder = TempDir::new().unwrap();
+    let file = folder.path().join("bad-template.gguf");
+    let bad = gguf::Value::Str(b"{% for m in messages %}".as_slice().into());
+    fs::write(&file, model(ARCHS[0]).set("tokenizer.chat_template", bad).bytes()).unwrap();
+    let flags = ["--ctx-size", "256", "--model", file.to_str().unwrap()];
+    let (code, _, error) = run(&[&flags[..], &["--port", "0", "--threads", "1"]].concat());
+    assert!(code == Some(3) && error.contains("bad-template.gguf: the chat template does not compile"), "{error}");
+    let server = Running::start_with(&[&flags[..], &["--chat-template", LINES]].concat(), Stdio::null());
+    assert_eq!(ask(server.address, "/apply-template", &user("hi", json!({}))).status, 200);
+}
+
 #[test]
 fn a_template_may_take_the_steps_that_it_is_given() {
     let server =
