@@ -186,6 +186,17 @@ pub struct Submission {
     pub sibling: Option<Ticket>,
     /// What its tokens may be, beyond `sampling`. A choice that goes on as a copy goes on with a copy of the other's.
     pub constraint: Option<Box<dyn Constraint>>,
+    /// Place in the queue: lower goes first, equals in the order of arrival. What runs already is not preempted for it.
+    pub priority: i8,
+    /// Nanoseconds from its arrival after which it ends with what it has.
+    pub time_ns: Option<u64>,
+    /// Say [`Event::Prompt`] while the prompt is computed.
+    pub progress: bool,
+    /// Log-probabilities of the prompt's tokens, with as many alternatives as `logprobs` says. All of it is computed
+    /// then, whatever the prefix cache has. They are said once: a choice that goes on as a copy has none.
+    pub prompt_logprobs: bool,
+    /// Deltas carry what was counted so far.
+    pub reports: bool,
 }
 
 impl Submission {
@@ -204,6 +215,11 @@ impl Submission {
             cache: Some(0),
             sibling: None,
             constraint: None,
+            priority: 0,
+            time_ns: None,
+            progress: false,
+            prompt_logprobs: false,
+            reports: false,
         }
     }
 }
@@ -239,6 +255,8 @@ pub enum Finish {
     MaxTokens,
     /// The context is full.
     ContextFull,
+    /// The time that it was given is over.
+    TimedOut,
     /// No token could be chosen at some position.
     Fault(Fault),
 }
@@ -334,6 +352,18 @@ pub enum Event {
         /// Tokens of its prompt that came from the prefix cache.
         cached: u32,
     },
+    /// More of the prompt is computed, where that is wanted: said once a pass, or of several at once while the reader of
+    /// events is slow.
+    Prompt {
+        /// The sender's name.
+        ticket: Ticket,
+        /// Tokens of the prompt that are computed, or came from the prefix cache.
+        processed: u32,
+        /// Since admission.
+        time_ns: u64,
+        /// Of the tokens since the last such event, where they are wanted. The first token of a prompt has none.
+        logprobs: Vec<TokenLogprob>,
+    },
     /// Committed since the last event.
     Delta {
         /// The sender's name.
@@ -347,8 +377,12 @@ pub enum Event {
         /// Text released by the output state: whole characters, nothing of a possible stop string. Invalid byte
         /// sequences are already U+FFFD.
         said: Said,
+        /// Per token: bytes of `said` released up to its commit. What follows the last came with the end.
+        cuts: Vec<u32>,
         /// One per token when wanted, else empty.
         logprobs: Vec<TokenLogprob>,
+        /// What is counted so far, when wanted.
+        report: Option<Box<Report>>,
     },
     /// The choice holds another number of KV pages than when that was last said, where [`Command::ReportPages`] was
     /// given: what a tick took and gave back is said once, as what it came to. A choice that had pages says that it has
@@ -395,6 +429,7 @@ impl Event {
     pub fn ticket(&self) -> Ticket {
         match self {
             Self::Admitted { ticket, .. }
+            | Self::Prompt { ticket, .. }
             | Self::Delta { ticket, .. }
             | Self::Pages { ticket, .. }
             | Self::Finished { ticket, .. }
@@ -460,6 +495,8 @@ pub struct TurnedDown {
 pub enum Miss {
     /// The prefix cache was not asked.
     Disabled,
+    /// The prefix cache was not asked, as every row of the prompt has to be computed for its log-probabilities.
+    PromptLogprobs,
     /// The same tokens are known in another namespace.
     Namespace,
     /// Nothing that begins like it is known.
@@ -476,13 +513,22 @@ pub enum Miss {
 
 impl Miss {
     /// All reasons.
-    pub const ALL: [Self; 7] =
-        [Self::Disabled, Self::Namespace, Self::Cold, Self::Evicted, Self::NoCheckpoint, Self::Diverged, Self::End];
+    pub const ALL: [Self; 8] = [
+        Self::Disabled,
+        Self::PromptLogprobs,
+        Self::Namespace,
+        Self::Cold,
+        Self::Evicted,
+        Self::NoCheckpoint,
+        Self::Diverged,
+        Self::End,
+    ];
 
     /// The name in answers and metrics.
     pub fn name(self) -> &'static str {
         match self {
             Self::Disabled => "disabled",
+            Self::PromptLogprobs => "prompt_logprobs",
             Self::Namespace => "namespace",
             Self::Cold => "cold",
             Self::Evicted => "evicted",

@@ -10,7 +10,7 @@
 //! ```text
 //! trunk segment of a window:   token   [ anchor | d1 .. dm | dm+1 .. dk ]     committed = 1
 //!                              position  kv_len   ...                         rules on every row
-//! trunk segment of a prefill:  token   [ x_p .. x_(p+n-1) ]                   committed = n, no rules
+//! trunk segment of a prefill:  token   [ x_p .. x_(p+n-1) ]                   committed = n, rules that choose nothing
 //! ```
 
 use serde::{Deserialize, Serialize};
@@ -202,6 +202,10 @@ pub struct RowRules {
     pub mask_word: Vec<u32>,
     /// Alternatives wanted with their log-probabilities: `u32::MAX` = not even the chosen token's.
     pub top_n: Vec<u32>,
+    /// The token behind the row where that is known, as in a prompt: its log-probability is wanted and nothing is chosen.
+    /// `NONE` where the row chooses. Rows before the last committed one need none: their successors are rows too. Length:
+    /// rules, or empty.
+    pub known: Vec<TokenId>,
     /// Per request: its filters.
     pub filters: Vec<Filters>,
     /// Return [`StepResult::logits`] and [`StepResult::hidden`] of every rule's row (the numerics probe).
@@ -212,6 +216,11 @@ pub struct RowRules {
 pub const NO_LOGPROBS: u32 = u32::MAX;
 
 impl RowRules {
+    /// The token behind the row of a rule, where the rule says it.
+    pub fn known_at(&self, rule: usize) -> Option<TokenId> {
+        self.known.get(rule).copied().filter(|token| !token.is_none())
+    }
+
     /// The mask of a rule, of a vocabulary of `vocab` tokens; `None` where everything is allowed.
     pub fn mask_of(&self, rule: usize, vocab: usize) -> Option<&[u32]> {
         match self.mask.get(rule) {
@@ -256,6 +265,7 @@ impl TrunkWork {
         rules.mask.clear();
         rules.mask_word.clear();
         rules.top_n.clear();
+        rules.known.clear();
         rules.filters.clear();
         rules.probe = false;
     }

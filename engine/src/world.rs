@@ -1,6 +1,7 @@
 //! The world: the Ledger (ids, history, counters), the Executor (payload), and the step that goes between them.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use crossbeam::channel::{Receiver, Select, Sender};
 
@@ -108,6 +109,13 @@ impl Ledger {
             shape,
             pieces,
         })
+    }
+
+    /// When the first request runs out of its time; those that wait are told so when the outbox has room.
+    fn deadline_ns(&self) -> Option<u64> {
+        let live = self.requests.live.iter().map(|slot| self.requests.deadline_ns[slot.index()]);
+        let waiting = if self.outbox.has_room() { self.waiting.deadline_ns() } else { u64::MAX };
+        live.chain([waiting]).min().filter(|at| *at < u64::MAX)
     }
 
     /// Asserts every invariant of every table.
@@ -403,8 +411,8 @@ impl World {
         self.decode_ns
     }
 
-    /// Whether the last tick changed anything. If not, the next one will not either, until a command comes or the
-    /// reader of the events makes room.
+    /// Whether the last tick changed anything. If not, the next one will not either, until a command comes, the reader of
+    /// the events makes room, or the time of a request is over.
     pub fn moved(&self) -> bool {
         self.moved
     }
@@ -431,7 +439,16 @@ impl World {
         if !self.ledger.outbox.is_empty() {
             select.send(&self.events);
         }
-        select.ready();
+        match self.ledger.deadline_ns() {
+            None => {
+                select.ready();
+            }
+            // Whatever comes first; nobody minds if it is the time.
+            Some(at) => {
+                let left = at.saturating_sub(self.clock.now_ns());
+                let _ = select.ready_timeout(Duration::from_nanos(left));
+            }
+        }
     }
 
     /// Asserts every invariant of the Ledger.
@@ -505,6 +522,7 @@ impl World {
                     trunk.rules.edit_start.push(0);
                     trunk.rules.mask.push(u32::MAX);
                     trunk.rules.top_n.push(NO_LOGPROBS);
+                    trunk.rules.known.push(TokenId::NONE);
                 }
                 executor.run(step, result);
                 best = best.min(result.times.trunk_ns + result.times.choose_ns);

@@ -14,6 +14,7 @@ mod refusals;
 mod replay;
 mod report;
 mod schedule;
+mod scores;
 mod serve;
 mod sidecars;
 mod smollm;

@@ -5,6 +5,9 @@ mod gauges;
 mod pages;
 mod prefix;
 mod pressure;
+mod prompt;
+mod queue;
+mod time;
 
 use std::collections::BTreeMap;
 

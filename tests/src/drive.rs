@@ -198,11 +198,6 @@ pub fn run(subject: &Subject, cell: &Cell) -> Vec<Outcome> {
 /// # Panics
 /// If the engine refuses, or dies.
 pub fn run_on(subject: &Subject, cell: &Cell, executor: Box<dyn Executor>) -> Vec<Outcome> {
-    // A scripted cost: verifying is cheap, so adaptive windows really vary with what is accepted.
-    let cost = Cost::scripted(|rows| 1e6 * (1.0 + 0.05 * rows as f64), 1e5);
-    let settings = Settings { schedule: cell.schedule, cost: Some(cost) };
-    let pieces = Arc::clone(&subject.opened.pieces);
-    let handle = start(executor, &cell.limits(), pieces, settings, Box::new(Monotonic::default())).expect("it starts");
     let submission = |(i, prompt): (usize, &Vec<TokenId>)| Submission {
         sampling: Sampling {
             temperature: cell.temperature,
@@ -213,7 +208,24 @@ pub fn run_on(subject: &Subject, cell: &Cell, executor: Box<dyn Executor>) -> Ve
         },
         ..Submission::greedy(Ticket(i as u64), prompt.clone(), subject.max_tokens, cell.speculation())
     };
-    let submissions = subject.prompts.iter().enumerate().map(submission).collect();
+    submit_on(subject, cell, executor, subject.prompts.iter().enumerate().map(submission).collect())
+}
+
+/// Runs submissions of one's own, whose tickets differ.
+///
+/// # Panics
+/// As [`run_on`].
+pub fn submit_on(
+    subject: &Subject,
+    cell: &Cell,
+    executor: Box<dyn Executor>,
+    submissions: Vec<Submission>,
+) -> Vec<Outcome> {
+    // A scripted cost: verifying is cheap, so adaptive windows really vary with what is accepted.
+    let cost = Cost::scripted(|rows| 1e6 * (1.0 + 0.05 * rows as f64), 1e5);
+    let settings = Settings { schedule: cell.schedule, cost: Some(cost) };
+    let pieces = Arc::clone(&subject.opened.pieces);
+    let handle = start(executor, &cell.limits(), pieces, settings, Box::new(Monotonic::default())).expect("it starts");
     let outcomes = run_all(&handle, submissions).unwrap_or_else(|e| panic!("{}: {e}", subject.name));
     handle.commands.send(Command::Stop).expect("the engine takes it");
     handle.join().expect("a clean end");

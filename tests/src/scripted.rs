@@ -51,7 +51,6 @@ struct Scripted {
     rules: Vec<Rule>,
     shape: Shape,
     pages: HashMap<PageId, [TokenId; PAGE_TOKENS]>,
-    row: Vec<f32>,
     scratch: Scratch,
 }
 
@@ -106,6 +105,22 @@ impl Scripted {
             }
             let mut history: Vec<TokenId> =
                 (0..position).map(|p| self.pages[&pages[p / PAGE_TOKENS]][p % PAGE_TOKENS]).collect();
+            if work.rules.known_at(first).is_some() {
+                for r in first..rule {
+                    let known = work.rules.known_at(r).expect("of a prompt all are known");
+                    history.truncate(position);
+                    history.extend_from_slice(&tokens[..=work.rules.row[r] as usize - rows.start]);
+                    let wanted = self.next(&history, 0);
+                    let row = raw_logits(self.shape.vocab, wanted);
+                    let (n, scratch) = (work.rules.top_n[r] as usize, &mut self.scratch);
+                    out.logprob.push(sample::log_probs(&row, scratch, known, n, &mut out.top));
+                    out.top_start.push(out.top.len() as u32);
+                }
+                out.accepted.push(0);
+                out.next.push(TokenId::NONE);
+                out.fault.push(None);
+                continue;
+            }
             let base = out.logprob.len();
             out.logprob.resize(base + tokens.len(), f32::NAN);
             let mut tops: Vec<Vec<(TokenId, f32)>> = vec![Vec::new(); tokens.len()];
@@ -114,10 +129,7 @@ impl Scripted {
                 let r = first + j;
                 history.push(tokens[j]);
                 let wanted = self.next(&history, rules.draw[r] as usize);
-                let mut row = std::mem::take(&mut self.row);
-                row.clear();
-                row.extend((0..self.shape.vocab).map(|v| -10.0 - v as f32 * 1e-3));
-                row[wanted.index()] = 10.0;
+                let mut row = raw_logits(self.shape.vocab, wanted);
                 let edits = &rules.edit[range(&rules.edit_start, r)];
                 let filters = &rules.filters[rules.filter[r] as usize];
                 let words = self.shape.vocab.div_ceil(32);
@@ -128,7 +140,6 @@ impl Scripted {
                     let n = rules.top_n[r] as usize;
                     out.logprob[base + j] = sample::log_probs(&raw, &mut self.scratch, token, n, &mut tops[j]);
                 }
-                self.row = row;
                 token
             });
             for top in tops {
@@ -141,6 +152,13 @@ impl Scripted {
         }
         out.times.trunk_ns = 1000;
     }
+}
+
+/// Logits that leave little doubt.
+fn raw_logits(vocab: usize, wanted: TokenId) -> Vec<f32> {
+    let mut row: Vec<f32> = (0..vocab).map(|v| -10.0 - v as f32 * 1e-3).collect();
+    row[wanted.index()] = 10.0;
+    row
 }
 
 impl Executor for Scripted {
@@ -203,10 +221,9 @@ impl ScriptedServer {
             hidden_rows: 0,
             checkpoint_bytes: 0,
         };
-        let (pages, row) = (HashMap::new(), Vec::new());
+        let pages = HashMap::new();
         let scratch = Scratch::default();
-        let target =
-            Scripted { tokenizer: Arc::clone(&tokenizer), end, rules, shape: shape.clone(), pages, row, scratch };
+        let target = Scripted { tokenizer: Arc::clone(&tokenizer), end, rules, shape: shape.clone(), pages, scratch };
         let settings = Settings { cost: Some(Cost::default()), ..Settings::default() };
         let clock = Monotonic::default();
         let engine =

@@ -395,13 +395,35 @@ impl Toy {
             assert!(s.log.len() <= self.window_max, "{state}: the log overflows");
             s.check();
 
-            // A window has one rule a row, a prompt none.
+            // A window has one rule a row, a prompt none but where its own log-probabilities are wanted.
             let rules = &work.rules;
             let first_rule = rule;
             while rule < rules.row.len() && row_range.contains(&(rules.row[rule] as usize)) {
                 rule += 1;
             }
             if first_rule == rule {
+                out.accepted.push(0);
+                out.next.push(TokenId::NONE);
+                out.fault.push(None);
+                continue;
+            }
+            assert_eq!(rules.known.len(), rules.row.len(), "one known token a rule, or none");
+            if rules.known_at(first_rule).is_some() {
+                let before = history.len();
+                for r in first_rule..rule {
+                    let known = rules.known_at(r).expect("of a prompt all are known");
+                    let row = rules.row[r] as usize - row_range.start;
+                    assert!(
+                        row + 1 >= tokens.len() || tokens[row + 1] == known,
+                        "{state}: row {row} is followed by {known}"
+                    );
+                    history.truncate(before);
+                    history.extend_from_slice(&tokens[..=row]);
+                    logits(&self.config, &history, &mut self.row);
+                    let (n, scratch) = (rules.top_n[r] as usize, &mut self.scratch);
+                    out.logprob.push(sample::log_probs(&self.row, scratch, known, n, &mut out.top));
+                    out.top_start.push(out.top.len() as u32);
+                }
                 out.accepted.push(0);
                 out.next.push(TokenId::NONE);
                 out.fault.push(None);
@@ -605,9 +627,16 @@ fn naive_edits(
     edits
 }
 
-/// A clock that goes a microsecond further each time it is read.
+/// A clock that goes a microsecond further each time it is read. Copies show the same time.
 #[derive(Clone, Debug, Default)]
 pub struct FakeClock(Arc<AtomicU64>);
+
+impl FakeClock {
+    /// Lets time pass.
+    pub fn pass(&self, ns: u64) {
+        self.0.fetch_add(ns, Ordering::Relaxed);
+    }
+}
 
 impl Clock for FakeClock {
     fn now_ns(&self) -> u64 {
@@ -647,6 +676,14 @@ pub struct Heard {
     pub ticks: Vec<u64>,
     /// KV pages held and free, as they were said.
     pub pages: Vec<(u32, u32)>,
+    /// Prompt tokens computed, as they were said, and the times.
+    pub prompt: Vec<(u32, u64)>,
+    /// Log-probabilities of the prompt.
+    pub scores: Vec<TokenLogprob>,
+    /// What was counted at each delta, where that is wanted.
+    pub reports: Vec<Report>,
+    /// Text released by each token.
+    pub cut: Vec<String>,
 }
 
 /// Adds an event to what was heard, and asserts that nothing follows the last one.
@@ -656,8 +693,21 @@ pub fn hear(heard: &mut BTreeMap<Ticket, Heard>, event: Event, tick: u64) {
     assert!(!ended, "an event after the last: {event:?}");
     match event {
         Event::Admitted { request, .. } => assert!(h.request.replace(request).is_none()),
-        Event::Delta { tokens, origins, drafted, said, logprobs, .. } => {
+        Event::Prompt { processed, time_ns, logprobs, .. } => {
+            assert!(h.outcome.tokens.is_empty(), "the prompt comes before the answer");
+            h.prompt.push((processed, time_ns));
+            h.scores.extend(logprobs);
+        }
+        Event::Delta { tokens, origins, drafted, said, cuts, logprobs, report, .. } => {
             assert_eq!(origins.len(), tokens.len(), "every token is somebody's");
+            assert_eq!(cuts.len(), tokens.len(), "the text is cut behind every token");
+            assert!(cuts.is_sorted() && cuts.last().is_none_or(|end| *end as usize <= said.text.len()));
+            let mut from = 0;
+            for cut in &cuts {
+                h.cut.push(said.text[from..*cut as usize].to_owned());
+                from = *cut as usize;
+            }
+            h.reports.extend(report.map(|report| *report));
             h.origins.extend(origins);
             h.drafted += u64::from(drafted);
             h.outcome.tokens.extend(tokens);
@@ -702,6 +752,8 @@ pub struct Rig {
     pub heard: BTreeMap<Ticket, Heard>,
     /// Ticks run.
     pub ticks: u64,
+    /// The world's time.
+    pub clock: FakeClock,
 }
 
 impl Rig {
@@ -719,8 +771,9 @@ impl Rig {
         let ledger = Ledger::new(limits.clone(), executor.shape().clone(), pieces).expect("good limits");
         let (commands, inbox) = bounded(1024);
         let (sender, events) = bounded(limits.events);
-        let world = World::new(ledger, executor, Box::new(FakeClock::default()), inbox, sender);
-        Self { world, config: ToyConfig::default(), commands, events, heard: BTreeMap::new(), ticks: 0 }
+        let clock = FakeClock::default();
+        let world = World::new(ledger, executor, Box::new(clock.clone()), inbox, sender);
+        Self { world, config: ToyConfig::default(), commands, events, heard: BTreeMap::new(), ticks: 0, clock }
     }
 
     /// Sends a command.

@@ -16,6 +16,8 @@ pub struct Outcome {
     pub text: String,
     /// Log-probabilities, where asked for.
     pub logprobs: Vec<TokenLogprob>,
+    /// Those of the prompt, from its second token on, where asked for.
+    pub prompt_logprobs: Vec<TokenLogprob>,
     /// Why it ended.
     pub finish: Finish,
     /// What was counted.
@@ -38,6 +40,15 @@ pub enum EmbedError {
     Dead,
 }
 
+/// What a member has said so far.
+#[derive(Default)]
+struct Partial {
+    tokens: Vec<TokenId>,
+    text: String,
+    logprobs: Vec<TokenLogprob>,
+    prompt_logprobs: Vec<TokenLogprob>,
+}
+
 /// Submits everything, then waits until each has ended. Outcomes are in the order of the submissions, whose tickets
 /// must differ. Nothing else may use the handle's events meanwhile.
 ///
@@ -47,8 +58,7 @@ pub fn run_all(handle: &EngineHandle, submissions: Vec<Submission>) -> Result<Ve
     let order: Vec<Ticket> = submissions.iter().map(|s| s.ticket).collect();
     let index: HashMap<Ticket, usize> = order.iter().enumerate().map(|(i, t)| (*t, i)).collect();
     assert_eq!(index.len(), order.len(), "tickets differ");
-    let mut partial: Vec<(Vec<TokenId>, String, Vec<TokenLogprob>)> =
-        order.iter().map(|_| Default::default()).collect();
+    let mut partial: Vec<Partial> = order.iter().map(|_| Partial::default()).collect();
     let mut done: Vec<Option<Outcome>> = order.iter().map(|_| None).collect();
     for submission in submissions {
         handle.commands.send(Command::Submit(Box::new(submission))).map_err(|_| EmbedError::Dead)?;
@@ -58,17 +68,22 @@ pub fn run_all(handle: &EngineHandle, submissions: Vec<Submission>) -> Result<Ve
         match handle.events.recv().map_err(|_| EmbedError::Dead)? {
             // Cancelled are only the members of a batch that was refused; pages are said to who asks.
             Event::Admitted { .. } | Event::Cancelled { .. } | Event::Pages { .. } => {}
+            Event::Prompt { ticket, logprobs, .. } => {
+                if let Some(&i) = index.get(&ticket) {
+                    partial[i].prompt_logprobs.extend(logprobs);
+                }
+            }
             Event::Delta { ticket, tokens, said, logprobs, .. } => {
                 if let Some(&i) = index.get(&ticket) {
-                    partial[i].0.extend(tokens);
-                    partial[i].1.push_str(&said.text);
-                    partial[i].2.extend(logprobs);
+                    partial[i].tokens.extend(tokens);
+                    partial[i].text.push_str(&said.text);
+                    partial[i].logprobs.extend(logprobs);
                 }
             }
             Event::Finished { ticket, finish, report } => {
                 if let Some(&i) = index.get(&ticket) {
-                    let (tokens, text, logprobs) = std::mem::take(&mut partial[i]);
-                    done[i] = Some(Outcome { tokens, text, logprobs, finish, report: *report });
+                    let Partial { tokens, text, logprobs, prompt_logprobs } = std::mem::take(&mut partial[i]);
+                    done[i] = Some(Outcome { tokens, text, logprobs, prompt_logprobs, finish, report: *report });
                     left -= 1;
                 }
             }

@@ -47,7 +47,7 @@ use crate::serve::link::{Bell, Body, Request, Shared, ToFront, ToText};
 use crate::serve::routes::Route;
 use crate::serve::shapes::Shape;
 use crate::serve::start::{self, Files, Home};
-use crate::serve::{Bounds, Parts, info, limits, stop, text};
+use crate::serve::{Bounds, Parts, Show, info, limits, stop, text};
 use crate::watch::Ends;
 use desk::{Desk, Desktop, LastWord, exchange};
 use queue::Queue;
@@ -180,7 +180,7 @@ impl Engine {
         let (to_text, inbox) = unbounded();
         let (outbox, from_text) = bounded(limits::MESSAGES_WAITING);
         let shared = Arc::new(Shared::new());
-        let threads = text::start(parts, *bounds, &shared, inbox, outbox, Bell::Channel, None)?;
+        let threads = text::start(parts, *bounds, Show::default(), &shared, inbox, outbox, Bell::Channel, None)?;
         let queue = Queue::new(bounds.stream_buffer, WAITING_MAX + slots);
         let state = Mutex::new(Desktop { queue, to_text: Some(to_text), closed: false, dead: None });
         Ok((Arc::new(Desk { shared, state, news: Condvar::new() }), from_text, threads))

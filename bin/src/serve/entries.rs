@@ -14,10 +14,19 @@ use crate::serve::model::TextModel;
 #[derive(Clone, Debug)]
 pub(crate) struct Entry {
     token: Text,
-    logprob: f32,
+    /// The first token of a text has none.
+    logprob: Option<f32>,
     top: Vec<(Text, f32)>,
     /// Code points of text before this token.
     offset: usize,
+}
+
+impl Entry {
+    fn new(bytes: Vec<u8>, logprob: Option<&TokenLogprob>, offset: usize, model: &dyn TextModel) -> Self {
+        let alternatives = logprob.map_or(&[][..], |l| &l.top);
+        let top = alternatives.iter().map(|(t, p)| (Text { bytes: model.piece(*t) }, p.max(LEAST_LOGPROB))).collect();
+        Self { token: Text { bytes }, logprob: logprob.map(|l| l.logprob.max(LEAST_LOGPROB)), top, offset }
+    }
 }
 
 #[derive(Clone, Debug)]
@@ -87,9 +96,8 @@ impl Entries {
         let bytes = model.piece(logprob.token);
         let (start, offset) = if hidden { (self.written, self.offset) } else { self.write(&bytes) };
         let end = self.cut.is_empty().then_some(self.written);
-        let top = logprob.top.iter().map(|(t, p)| (Text { bytes: model.piece(*t) }, p.max(LEAST_LOGPROB))).collect();
-        let logprob = logprob.logprob.max(LEAST_LOGPROB);
-        self.waiting.push_back(Waiting { start, end, entry: Entry { token: Text { bytes }, logprob, top, offset } });
+        let entry = Entry::new(bytes, Some(logprob), offset, model);
+        self.waiting.push_back(Waiting { start, end, entry });
     }
 
     /// Decodes the bytes of one token. Returns where its text begins: byte, and code points before it.
@@ -163,12 +171,37 @@ impl Entries {
     }
 }
 
+/// Entries of an echoed prompt, as far as its log-probabilities are known. `text` is what is shown of its `tokens`: a
+/// control token that a model wants in front is no part of it, and neither is a blank that only the tokenizer puts there.
+pub(crate) fn of_prompt(
+    text: &str,
+    tokens: &[TokenId],
+    logprobs: &[TokenLogprob],
+    model: &dyn TextModel,
+) -> Vec<Entry> {
+    let mut place = Entries::default();
+    let one = |(i, token): (usize, &TokenId)| {
+        let bytes = model.piece(*token);
+        let rest = text.as_bytes().get(place.written..).unwrap_or_default();
+        let shown = match bytes.as_slice() {
+            hidden if model.is_control(*token) && !rest.starts_with(hidden) => &[],
+            [b' ', shown @ ..] if place.written == 0 && rest.first() != Some(&b' ') => shown,
+            shown => shown,
+        };
+        let offset = if shown.is_empty() { place.offset } else { place.write(shown).1 };
+        let logprob = i.checked_sub(1).map(|i| &logprobs[i]);
+        Entry::new(bytes, logprob, offset, model)
+    };
+    tokens.iter().take(logprobs.len() + 1).enumerate().map(one).collect()
+}
+
 /// In the form of a chat.
 pub(crate) fn chat_logprobs<'a>(entries: impl IntoIterator<Item = &'a Entry>) -> Value {
-    let one = |text: &Text, logprob: f32| json!({"token": text.string(), "logprob": logprob, "bytes": text.bytes});
+    let one =
+        |text: &Text, logprob: Option<f32>| json!({"token": text.string(), "logprob": logprob, "bytes": text.bytes});
     let list = entries.into_iter().map(|entry| {
         let mut out = one(&entry.token, entry.logprob);
-        out["top_logprobs"] = entry.top.iter().map(|(text, logprob)| one(text, *logprob)).collect();
+        out["top_logprobs"] = entry.top.iter().map(|(text, logprob)| one(text, Some(*logprob))).collect();
         out
     });
     json!({"content": list.collect::<Vec<_>>(), "refusal": null})
@@ -177,6 +210,9 @@ pub(crate) fn chat_logprobs<'a>(entries: impl IntoIterator<Item = &'a Entry>) ->
 /// In the form of a completion.
 pub(crate) fn legacy_logprobs(entries: &[Entry]) -> Value {
     let top = |entry: &Entry| {
+        if entry.logprob.is_none() {
+            return Value::Null;
+        }
         let mut map = Map::new();
         for (text, logprob) in &entry.top {
             map.entry(text.string()).or_insert_with(|| (*logprob).into());
@@ -314,6 +350,38 @@ mod tests {
             &[0, 1],
         );
         check(&[0xf0, A, B], "ab", &[("", &[]), ("", &[]), ("\u{fffd}", &[0xf0]), ("", &[])], &[0]);
+    }
+
+    /// Tokens of a prompt, what is shown of it, and where each token stands.
+    #[test]
+    fn entries_of_a_prompt_stand_in_its_text() {
+        let at = |text: &str, tokens: &[u32], logprobs: usize| {
+            let ids: Vec<TokenId> = tokens.iter().map(|t| TokenId(*t)).collect();
+            let logprob = |t: &TokenId| TokenLogprob { token: *t, logprob: -1.0, top: vec![(*t, -1.0)] };
+            let logprobs: Vec<TokenLogprob> = ids[1..=logprobs].iter().map(logprob).collect();
+            let list = of_prompt(text, &ids, &logprobs, &Bytes);
+            assert!(list[0].logprob.is_none() && list[1..].iter().all(|e| e.logprob == Some(-1.0) && e.top.len() == 1));
+            list.iter().map(|e| e.offset).collect::<Vec<_>>()
+        };
+        let bytes = |text: &str| text.bytes().map(u32::from).collect::<Vec<_>>();
+        assert_eq!(at("a\u{e9}b", &bytes("a\u{e9}b"), 3), [0, 1, 1, 2]);
+        // One that was added is no part of the text; one that the text spells is.
+        assert_eq!(at("ab", &[256, b'a'.into(), b'b'.into()], 2), [0, 0, 1]);
+        let spelt = [vec![b'a'.into(), 256], bytes("b")].concat();
+        assert_eq!(at("a<hidden>b", &spelt, 2), [0, 1, 9]);
+        // A blank that the tokenizer puts in front.
+        assert_eq!(at("ab", &bytes(" ab"), 2), [0, 0, 1]);
+        assert_eq!(at(" ab", &bytes(" ab"), 2), [0, 1, 2]);
+        // Invalid bytes, as the text of ids shows them.
+        assert_eq!(at("\u{fffd}a\u{fffd}", &[0xff, b'a'.into(), 0xf0], 2), [0, 1, 2]);
+        // As far as they have come.
+        assert_eq!(at("abc", &bytes("abc"), 0), [0]);
+        let list = of_prompt("ab", &[TokenId(97)], &[], &Bytes);
+        let legacy = legacy_logprobs(&list);
+        assert_eq!(
+            legacy,
+            json!({"tokens": ["a"], "token_logprobs": [null], "top_logprobs": [null], "text_offset": [0]})
+        );
     }
 
     /// Bytes that begin, continue, end and break characters, with a stop string among them: the entries are the same

@@ -57,6 +57,15 @@ pub struct HttpFlags {
     /// Tell the path of the model on /props instead of its file's name alone.
     #[arg(long)]
     pub expose_paths: bool,
+    /// Leave `timings` and `speculation` out of all answers.
+    #[arg(long)]
+    pub no_response_stats: bool,
+    /// Send an event of a stream for every token, where it has text, and not one for every step.
+    #[arg(long)]
+    pub stream_per_token: bool,
+    /// Seconds after which a request is answered with what it has, its time in the queue included [default: no limit]
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    pub request_timeout: Option<Duration>,
     /// Pages of which origins may read answers: *, or a list of origins, in which localhost is every port of this machine.
     #[arg(long, value_name = "ORIGIN", default_value = "*", value_delimiter = ',')]
     pub cors_origins: Vec<String>,
@@ -163,6 +172,7 @@ impl HttpFlags {
             body_time: self.http_body_timeout.total,
             keep_alive_time: self.http_keepalive,
             stall_time: self.stream_stall_timeout,
+            request_time: self.request_timeout,
             shutdown_time: self.drain_timeout,
             stream_buffer: size(&self.stream_buffer).unwrap_or(base.stream_buffer),
             stream_headers_time: self.stream_headers_after,
@@ -223,7 +233,8 @@ mod tests {
         let bounds = flags(
             "--http-max-uri 100 --http-max-header-bytes 4096 --http-max-headers 7 --http-max-body 3MiB --queue-bytes 9MiB \
              --http-header-timeout 0.5 --http-body-timeout 1.5/9 --http-keepalive 2 --http-max-requests 3 \
-             --http-max-conns 5 --stream-buffer 64KiB --stream-headers-after 0.25 --stream-stall-timeout 4 --drain-timeout 6",
+             --http-max-conns 5 --stream-buffer 64KiB --stream-headers-after 0.25 --stream-stall-timeout 4 --drain-timeout 6 \
+             --request-timeout 0.75",
         );
         let expected = Bounds {
             connections: 5,
@@ -238,6 +249,7 @@ mod tests {
             body_time: Duration::from_secs(9),
             keep_alive_time: Duration::from_secs(2),
             stall_time: Duration::from_secs(4),
+            request_time: Some(Duration::from_millis(250)),
             shutdown_time: Duration::from_secs(6),
             stream_buffer: 64 << 10,
             stream_headers_time: Duration::from_millis(250),
@@ -277,6 +289,7 @@ mod tests {
             "--stream-headers-after 0",
             "--sse-ping-interval -2",
             "--sse-ping-interval 86401",
+            "--request-timeout 0",
             "--drain-timeout 0",
         ] {
             assert!(flags(line).is_err(), "{line} was accepted");

@@ -1,15 +1,17 @@
 //! One generation request on its way through the engine: choices, their tickets, and the bytes that go to the client.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use engine::api::{AdmitError, Command, Finish, Origin, Report, Submission, TokenLogprob};
-use engine::channels::{Markers, Said};
+use engine::api::{AdmitError, Command, Finish, Report, Submission, TokenLogprob};
+use engine::channels::Markers;
 use engine::ids::{Ticket, TokenId};
 use engine::step::Fault;
 
-use crate::serve::answers::{Choice, Failed, Piece, Scene, Writer};
+use crate::serve::answers::{Choice, Failed, Piece, Progress, Scene, Writer};
 use crate::serve::constrain::Compiled;
+use crate::serve::delta::Delta;
+use crate::serve::entries;
 use crate::serve::error::ApiError;
 use crate::serve::http::Reply;
 use crate::serve::link::Exchange;
@@ -40,6 +42,10 @@ pub(crate) struct Job {
     pub lead: Vec<String>,
     /// Tokens that mark channels.
     pub markers: Option<Arc<Markers>>,
+    /// Per prompt: its tokens and their log-probabilities, where the answer begins with them.
+    pub echoes: Vec<Echo>,
+    /// Per prompt: tokens that are computed, where that is told.
+    pub processed: Vec<u64>,
     /// Headers of the answer.
     pub headers: Vec<(&'static str, String)>,
     /// Field that a refusal of the prompt names.
@@ -52,6 +58,14 @@ pub(crate) struct Job {
     pub paused: bool,
     /// Of a request that is recorded.
     pub asked: Option<Arc<Asked>>,
+}
+
+/// A prompt that its answers begin with, and what was said of it.
+#[derive(Default)]
+pub(crate) struct Echo {
+    pub tokens: Vec<TokenId>,
+    /// Of all but the first token, as far as they have come.
+    pub logprobs: Vec<TokenLogprob>,
 }
 
 /// What the job wants done after an event.
@@ -77,9 +91,14 @@ impl Job {
         prompts: Vec<Vec<TokenId>>,
         logprobs: Option<u32>,
         constraint: Option<&Compiled>,
+        time: Option<Duration>,
     ) -> Vec<Command> {
         let n = self.params.n;
+        // What it took to read the body is a part of it.
+        let left = time.map(|time| time.saturating_sub(self.received.elapsed()));
         let one = |(i, ticket): (usize, &Ticket)| {
+            // What is asked of a prompt is asked once.
+            let first = i % n == 0;
             let mut sampling = self.params.sampling.clone();
             sampling.choice = (i % n) as u32;
             Command::Submit(Box::new(Submission {
@@ -95,6 +114,11 @@ impl Job {
                 cache: self.params.cache,
                 sibling: (i % n > 0).then(|| self.tickets[i - i % n]),
                 constraint: constraint.map(Compiled::start),
+                priority: self.params.priority,
+                time_ns: left.map(|left| u64::try_from(left.as_nanos()).unwrap_or(u64::MAX)),
+                progress: self.params.progress && first,
+                prompt_logprobs: self.params.echo_logprobs && first,
+                reports: self.params.timings,
             }))
         };
         self.tickets.iter().enumerate().map(one).collect()
@@ -119,15 +143,63 @@ impl Job {
         (writer.as_mut(), Scene { params, choices, lead, prompt_tokens, cached: *cached, received: *received })
     }
 
-    /// What opens the stream; nothing when it went out before.
+    /// What opens the stream when a choice is admitted; nothing when it went out before, or is to follow the prompt's
+    /// progress.
     pub(crate) fn begin(&mut self) -> Vec<u8> {
         let mut out = Vec::new();
+        if !self.params.progress {
+            self.begin_now(&mut out);
+        }
+        out
+    }
+
+    fn begin_now(&mut self, out: &mut Vec<u8>) {
         if !self.begun && self.params.stream {
             self.begun = true;
             let (writer, scene) = self.split();
-            writer.begin(&scene, &mut out);
+            writer.begin(&scene, out);
         }
-        out
+    }
+
+    /// The prompt of a choice that an answer begins with, when all that is told of it has come; once.
+    fn lead(&mut self, index: usize, model: &dyn TextModel, out: &mut Vec<u8>) {
+        if !self.params.echo_logprobs || self.choices[index].led {
+            return;
+        }
+        self.choices[index].led = true;
+        let prompt = index / self.params.n;
+        let (text, Echo { tokens, logprobs }) = (self.lead[prompt].clone(), &self.echoes[prompt]);
+        let entries = entries::of_prompt(&text, tokens, logprobs, model);
+        if !self.params.stream {
+            self.choices[index].whole.splice(..0, entries);
+            return;
+        }
+        let piece = Piece { parts: vec![Part::Content(text)], entries };
+        let (writer, scene) = self.split();
+        writer.piece(index, &piece, &[], None, &scene, out);
+    }
+
+    /// More of a prompt is computed.
+    pub(crate) fn prompt(
+        &mut self,
+        index: usize,
+        processed: u32,
+        time_ns: u64,
+        logprobs: Vec<TokenLogprob>,
+    ) -> Outcome {
+        let prompt = index / self.params.n;
+        if let Some(echo) = self.echoes.get_mut(prompt) {
+            echo.logprobs.extend(logprobs);
+        }
+        let mut out = Vec::new();
+        if self.params.progress {
+            self.processed[prompt] = processed.into();
+            let processed = self.processed.iter().sum();
+            let (cached, total) = (self.cached, self.prompt_tokens.iter().sum());
+            let (writer, scene) = self.split();
+            writer.progress(Progress { total, cached, processed, time_ns }, &scene, &mut out);
+        }
+        Outcome::Send(out)
     }
 
     /// What breaks a silence of the stream.
@@ -144,33 +216,25 @@ impl Job {
         (out, failed)
     }
 
-    /// Notes who proposed the tokens of a delta, where that is wanted.
-    pub(crate) fn trace(
+    /// Takes what was committed, as one piece or as several.
+    pub(crate) fn deltas(
         &mut self,
         index: usize,
-        tokens: &[TokenId],
-        origins: &[Origin],
-        drafted: u32,
-        model: &dyn TextModel,
-    ) {
-        if let Some(trail) = &mut self.choices[index].trail {
-            trail.add(tokens, origins, drafted, model);
-        }
-    }
-
-    pub(crate) fn delta(
-        &mut self,
-        index: usize,
-        said: &Said,
-        tokens: Vec<TokenId>,
-        logprobs: &[TokenLogprob],
+        deltas: Vec<Delta>,
         model: &dyn TextModel,
         random: &mut Random,
     ) -> Outcome {
-        let choice = &mut self.choices[index];
-        let piece = choice.take(said, tokens, logprobs, &self.params.stop.tokens, model, random);
         let mut out = Vec::new();
-        self.send(index, &piece, &mut out);
+        self.begin_now(&mut out);
+        self.lead(index, model, &mut out);
+        for delta in deltas {
+            let choice = &mut self.choices[index];
+            if let Some(trail) = &mut choice.trail {
+                trail.add(&delta.tokens, &delta.origins, delta.drafted, model);
+            }
+            let piece = choice.take(delta, &self.params.stop.tokens, model, random);
+            self.send(index, &piece, &mut out);
+        }
         Outcome::Send(out)
     }
 
@@ -197,6 +261,7 @@ impl Job {
         index: usize,
         finish: Finish,
         report: Box<Report>,
+        model: &dyn TextModel,
         random: &mut Random,
     ) -> Outcome {
         match finish {
@@ -215,6 +280,8 @@ impl Job {
         let mut rest = choice.finish(finish, random);
         let last = self.choices.iter().all(|c| c.end.is_some());
         let mut out = Vec::new();
+        self.begin_now(&mut out);
+        self.lead(index, model, &mut out);
         if !self.params.stream {
             self.send(index, &rest, &mut out);
             return if last { Outcome::Reply(self.whole()) } else { Outcome::Send(Vec::new()) };

@@ -135,6 +135,7 @@ pub(crate) fn facts(context: usize, slots: usize, bounds: &Bounds) -> Value {
         "stream_buffer_bytes": bounds.stream_buffer,
         "stream_stall_seconds": bounds.stall_time.as_secs_f32(),
         "queue_seconds": bounds.queue_time.as_secs_f32(),
+        "request_seconds": bounds.request_time.map(|time| time.as_secs_f32()),
         "json_depth": JSON_DEPTH,
         "json_values": JSON_VALUES,
         "messages": MESSAGES,
@@ -202,6 +203,7 @@ pub(crate) fn table(engine: &Limits, bounds: &Bounds) -> String {
         ("choices that run", engine.slots.to_string()),
         ("choices that wait", engine.waiting.to_string()),
         ("time in the queue", seconds(bounds.queue_time)),
+        ("whole request", bounds.request_time.map_or_else(|| "no limit".to_owned(), seconds)),
         ("prompt tokens in one pass", engine.prefill_chunk.to_string()),
         ("drafts of a window", engine.window_max.to_string()),
     ];

@@ -38,7 +38,7 @@ pub(crate) enum End {
     ToolCalls,
     Cancelled,
     Error,
-    /// It waited too long for a slot.
+    /// It waited too long for a slot, or its time was over.
     Timeout,
 }
 
@@ -67,6 +67,7 @@ impl End {
             Finish::StopString(_) => Self::StopString,
             Finish::MaxTokens => Self::Length,
             Finish::ContextFull => Self::ContextFull,
+            Finish::TimedOut => Self::Timeout,
             Finish::Fault(_) => Self::Error,
         }
     }

@@ -23,6 +23,7 @@ mod conns;
 mod constrain;
 mod conversation;
 pub(crate) mod cors;
+mod delta;
 mod entries;
 pub(crate) mod error;
 mod fields;
@@ -136,6 +137,8 @@ pub struct Bounds {
     pub stall_time: Duration,
     /// A request may wait for a slot for this long.
     pub queue_time: Duration,
+    /// From a request's arrival to its end; then it is answered with what it has. `None`: as long as it takes.
+    pub request_time: Option<Duration>,
     /// Choices that may wait for a slot.
     pub waiting: usize,
     /// Running requests may finish for this long after a shutdown began.
@@ -173,6 +176,7 @@ impl Default for Bounds {
             drain_time: limits::DRAIN_TIME,
             stall_time: limits::STALL_TIME,
             queue_time: limits::QUEUE_TIME,
+            request_time: None,
             waiting: engine::limits::WAITING_MAX,
             shutdown_time: limits::SHUTDOWN_TIME,
             stream_buffer: limits::STREAM_BUFFER_BYTES,
@@ -244,7 +248,7 @@ pub struct Config {
     pub show: Show,
 }
 
-/// What is shown of the server, and to whom.
+/// What is shown of the server and of its answers, and to whom.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Show {
     /// `/slots` tells what every slot is at.
@@ -253,11 +257,15 @@ pub struct Show {
     pub metrics_key: bool,
     /// Further names of the metrics.
     pub aliases: Aliases,
+    /// Answers tell their `timings` and their `speculation`.
+    pub stats: bool,
+    /// Streams have an event for each token, not for each step.
+    pub per_token: bool,
 }
 
 impl Default for Show {
     fn default() -> Self {
-        Self { slots: true, metrics_key: false, aliases: Aliases::ALL }
+        Self { slots: true, metrics_key: false, aliases: Aliases::ALL, stats: true, per_token: false }
     }
 }
 
@@ -295,7 +303,13 @@ impl Config {
             half_close: flags.allow_half_close,
             body_limit: bounds.body_limit(n_ctx),
             bodies_limit: bounds.bodies_limit(n_ctx),
-            show: Show { slots: !flags.no_slots, metrics_key: flags.metrics_auth, aliases: flags.metrics_aliases },
+            show: Show {
+                slots: !flags.no_slots,
+                metrics_key: flags.metrics_auth,
+                aliases: flags.metrics_aliases,
+                stats: !flags.no_response_stats,
+                per_token: flags.stream_per_token,
+            },
             bounds,
         })
     }
@@ -378,6 +392,7 @@ pub struct Server {
     waker: Arc<Waker>,
     control: Sender<Control>,
     bounds: Bounds,
+    show: Show,
     to_front: Option<Sender<ToFront>>,
     from_front: Option<Receiver<ToText>>,
     front: JoinHandle<Exit>,
@@ -430,7 +445,7 @@ impl Server {
             config.hosts.iter().map(|host| Listener::bind(host, config.port)).collect::<io::Result<_>>()?;
         let addresses = listeners.iter().map(Listener::address).collect::<io::Result<_>>()?;
         let poll = Poll::new()?;
-        let bounds = config.bounds;
+        let (bounds, show) = (config.bounds, config.show);
         let waker = Arc::new(Waker::new(poll.registry(), WAKER)?);
         let shared = Arc::new(Shared::new());
         let (to_text, from_front) = channel::bounded(limits::MESSAGES_WAITING);
@@ -445,6 +460,7 @@ impl Server {
             waker,
             control,
             bounds,
+            show,
             to_front: Some(to_front),
             from_front: Some(from_front),
             front,
@@ -497,7 +513,7 @@ impl Server {
         let record = self.record.take();
         // `long` ends when `text` has ended, or with the process: nobody waits for what it still reads.
         let text::Threads { text, long: _, recorder } =
-            text::start(parts, self.bounds, &self.shared, inbox, outbox, bell, record)?;
+            text::start(parts, self.bounds, self.show, &self.shared, inbox, outbox, bell, record)?;
         (self.text, self.recorder) = (Some(text), recorder);
         Ok(())
     }

@@ -25,6 +25,8 @@ fn field(name: &str) -> Option<Value> {
         | "logprobs"
         | "return_tokens"
         | "return_token_ids"
+        | "return_progress"
+        | "timings_per_token"
         | "cache_prompt"
         | "echo"
         | "parse_special"
@@ -52,6 +54,7 @@ fn field(name: &str) -> Option<Value> {
         "frequency_penalty" | "presence_penalty" => real(-2.0, 2.0),
         "seed" => int(i64::MIN, i64::MAX),
         "sse_ping_interval" => int(-1, 86_400),
+        "priority" => int(-100, 100),
         "top_logprobs" => int(0, limits::TOP_LOGPROBS as i64),
         "stop" => {
             let one = json!({"type": "string", "minLength": 1, "maxLength": limits::STOP_BYTES});

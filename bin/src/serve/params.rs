@@ -45,6 +45,8 @@ pub(crate) struct Offer<'a> {
     pub api: &'a Api,
     /// Stop strings of a request.
     pub stop_strings: usize,
+    /// Answers tell how they were made.
+    pub stats: bool,
 }
 
 /// The common part of a generation request.
@@ -68,6 +70,16 @@ pub(crate) struct Params {
     pub speculation: Plan,
     /// Namespace of the prefix cache; `None`: neither read nor written.
     pub cache: Option<u64>,
+    /// Place in the queue.
+    pub priority: i8,
+    /// The answer tells how it was made.
+    pub stats: bool,
+    /// ... and so does every chunk on the way.
+    pub timings: bool,
+    /// Chunks tell how far the prompt is.
+    pub progress: bool,
+    /// The answer begins with the prompt and its log-probabilities.
+    pub echo_logprobs: bool,
 }
 
 impl Params {
@@ -110,7 +122,7 @@ impl Params {
             stream,
             include_usage,
             continuous_usage,
-            include_speculation,
+            include_speculation: include_speculation && offer.stats,
             max_tokens,
             n,
             sampling: whole_sampling(body, offer, seed)?,
@@ -121,6 +133,11 @@ impl Params {
             ping,
             speculation: Plan::read(body, offer.spec)?,
             cache: cache(body)?,
+            priority: body.integer("priority", -100..=100)?.unwrap_or(0) as i8,
+            stats: offer.stats,
+            timings: body.boolean("timings_per_token")?.unwrap_or(false) && offer.stats && stream,
+            progress: body.boolean("return_progress")?.unwrap_or(false) && stream,
+            echo_logprobs: false,
         })
     }
 }
@@ -365,7 +382,7 @@ mod tests {
             sampling,
         };
         let spec = SpecConfig { default: BUILT_IN, menu: Menu::of(BUILT_IN), mtp: MtpOffer::Ready };
-        let offer = Offer { names: &OPENAI, info: &info, spec: &spec, slots: 1, api, stop_strings };
+        let offer = Offer { names: &OPENAI, info: &info, spec: &spec, slots: 1, api, stop_strings, stats: true };
         Params::read(&Fields::body(body.as_object().unwrap()), &offer, &mut Random::new())
     }
 

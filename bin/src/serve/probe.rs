@@ -20,7 +20,7 @@ use crate::serve::parts::{self, Assembler, Item, Shape};
 use crate::serve::random::Random;
 use crate::serve::reader::{Read, Reader};
 use crate::serve::routes::{self, Route};
-use crate::serve::{Api, Bounds, ModelInfo, SpecConfig, TextModel, limits};
+use crate::serve::{Api, Bounds, ModelInfo, Show, SpecConfig, TextModel, limits};
 
 /// A request that was read whole.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -148,9 +148,21 @@ impl Bodies {
         let Bounds { schema_bytes, compile_time, stop_strings, .. } = Bounds::default();
         let compiler = Arc::new(Compiler::new(Arc::clone(&model), schema_bytes, compile_time));
         let (random, api, keep_bodies) = (Random::new(), Arc::new(Api::default()), false);
-        let remembered = Arc::default();
-        let reader =
-            Reader { model, caps, compiler, remembered, info, spec, slots, random, api, stop_strings, keep_bodies };
+        let (remembered, show) = (Arc::default(), Show::default());
+        let reader = Reader {
+            model,
+            caps,
+            compiler,
+            remembered,
+            info,
+            spec,
+            slots,
+            random,
+            api,
+            stop_strings,
+            keep_bodies,
+            show,
+        };
         Self { reader, shared: Arc::new(Shared::new()) }
     }
 

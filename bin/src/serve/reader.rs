@@ -9,7 +9,6 @@ use engine::channels::Markers;
 use engine::ids::TokenId;
 use serde_json::{Map, Value, json};
 
-use crate::serve::SpecConfig;
 use crate::serve::answers::chunks::Frame;
 use crate::serve::answers::messages::MessageWriter;
 use crate::serve::answers::responses::ResponseWriter;
@@ -33,6 +32,7 @@ use crate::serve::remembered::{Change, Marks, Remembered};
 use crate::serve::routes::Route;
 use crate::serve::schema::{self, Class};
 use crate::serve::text_tools;
+use crate::serve::{Show, SpecConfig};
 use crate::serve::{anthropic, responses};
 
 /// What reading a request takes.
@@ -52,6 +52,7 @@ pub(crate) struct Reader {
     pub stop_strings: usize,
     /// Bodies go along with what was read from them.
     pub keep_bodies: bool,
+    pub show: Show,
 }
 
 /// A request for the thread that reads large bodies.
@@ -141,14 +142,28 @@ impl Reader {
         }
     }
 
-    fn screen(&self, body: &Map<String, Value>, tables: &[&[(&str, Class)]]) -> Result<Vec<String>, ApiError> {
-        schema::screen(body, tables, self.api.strict_params)
+    fn read_params(&mut self, fields: &Fields<'_, '_>, names: &'static Names) -> Result<Params, ApiError> {
+        let (info, spec, api, stats) = (&self.info, &self.spec, self.api.as_ref(), self.show.stats);
+        let offer = Offer { names, info, spec, slots: self.slots, api, stop_strings: self.stop_strings, stats };
+        Params::read(fields, &offer, &mut self.random)
     }
 
-    fn read_params(&mut self, fields: &Fields<'_, '_>, names: &'static Names) -> Result<Params, ApiError> {
-        let (info, spec, api) = (&self.info, &self.spec, self.api.as_ref());
-        let offer = Offer { names, info, spec, slots: self.slots, api, stop_strings: self.stop_strings };
-        Params::read(fields, &offer, &mut self.random)
+    /// Names of fields without effect; those that ask for what this server does not tell are among them.
+    ///
+    /// # Errors
+    /// As [`schema::screen`].
+    fn screen(&self, body: &Map<String, Value>, tables: &[&[(&str, Class)]]) -> Result<Vec<String>, ApiError> {
+        let mut ignored = schema::screen(body, tables, self.api.strict_params)?;
+        if !self.show.stats {
+            let options = body.get("stream_options");
+            for (name, value) in [
+                ("timings_per_token", body.get("timings_per_token")),
+                ("stream_options.include_speculation", options.and_then(|o| o.get("include_speculation"))),
+            ] {
+                ignored.extend((value == Some(&Value::Bool(true))).then(|| name.to_owned()));
+            }
+        }
+        Ok(ignored)
     }
 
     fn read_chat(&mut self, body: &Map<String, Value>) -> Result<Ready, ApiError> {
@@ -302,10 +317,7 @@ impl Reader {
         params.max_tokens.get_or_insert(completions::MAX_TOKENS_DEFAULT);
         let logprobs = fields.integer("logprobs", 0..=limits::TOP_LOGPROBS as i64)?.map(|n| n as u32);
         let echo = fields.boolean("echo")?.unwrap_or(false);
-        if echo && logprobs.is_some() {
-            let message = "log-probabilities of the prompt are not supported; leave echo or logprobs out";
-            return Err(ApiError::unsupported_value("echo", message));
-        }
+        params.echo_logprobs = echo && logprobs.is_some();
         let format = constrain::format::read(&fields)?;
         let prompts = completions::read_prompts(&fields, self.model.as_ref(), self.info.n_ctx)?;
         let (lead, prompts): (Vec<String>, Vec<_>) =

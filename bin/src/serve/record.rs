@@ -451,6 +451,11 @@ mod tests {
             ping: None,
             speculation: crate::serve::spec::Plan::read(&crate::serve::fields::Fields::body(&nothing), &spec).unwrap(),
             cache: None,
+            priority: 0,
+            stats: true,
+            timings: false,
+            progress: false,
+            echo_logprobs: false,
         };
         let shared = Arc::new(crate::serve::link::Shared::new());
         shared.bodies_more(bytes);

@@ -15,10 +15,11 @@ use engine::ids::{Ticket, TokenId};
 
 use crate::serve::answers::{Choice, Dialect, Failed};
 use crate::serve::constrain::{self, Compiler};
+use crate::serve::delta::Delta;
 use crate::serve::entries::Entries;
 use crate::serve::error::ApiError;
 use crate::serve::http::Reply;
-use crate::serve::job::{Job, Outcome};
+use crate::serve::job::{Echo, Job, Outcome};
 use crate::serve::link::{Bell, Exchange, Held, PageCount, Request, Shared, State, ToFront, ToText};
 use crate::serve::metrics::{End, Stage};
 use crate::serve::model::TextModel;
@@ -28,7 +29,7 @@ use crate::serve::record::{Asked, Digests, Facts, Line, RecordFile, Recorder, Wr
 use crate::serve::remembered::Remembered;
 use crate::serve::trail::Trail;
 use crate::serve::view::View;
-use crate::serve::{Bounds, Parts, info, limits, props};
+use crate::serve::{Bounds, Parts, Show, info, limits, props};
 
 /// A body that is read without delay for others: milliseconds of work, whatever it holds but a form to compile.
 const SMALL_BODY_BYTES: usize = 64 * 1024;
@@ -82,6 +83,7 @@ pub(crate) struct Threads {
 pub(crate) fn start(
     parts: Parts,
     bounds: Bounds,
+    show: Show,
     shared: &Arc<Shared>,
     inbox: Receiver<ToText>,
     outbox: Sender<ToFront>,
@@ -116,6 +118,7 @@ pub(crate) fn start(
         api: Arc::clone(&api),
         stop_strings: bounds.stop_strings,
         keep_bodies: recorder.is_some(),
+        show,
     };
     let (long, take_long) = channel::bounded(limits::MESSAGES_WAITING);
     // Its answers are large: the next is made when `text` has taken the last.
@@ -421,8 +424,12 @@ impl Text {
             let written = asked.as_ref().map(|_| Written::default());
             let entries = Entries::of(dialect != Dialect::Completion, &lead[i / params.n], markers.as_deref());
             let trail = params.include_speculation.then(|| Trail::new(markers.as_deref()));
-            Choice { written, trail, ..Choice::new(i, entries, &shape) }
+            let so_far = Box::new(Report { prompt_tokens: prompts[i / params.n].len() as u64, ..Report::default() });
+            Choice { written, trail, so_far, ..Choice::new(i, entries, &shape) }
         };
+        let echo = |tokens: &Vec<TokenId>| Echo { tokens: tokens.clone(), logprobs: Vec::new() };
+        let echoes = if params.echo_logprobs { prompts.iter().map(echo).collect() } else { Vec::new() };
+        let processed = vec![0; prompts.len()];
         let choices = (0..count).map(choice).collect();
         let tickets: Vec<Ticket> = (0..count as u64).map(|i| Ticket(self.state.next_ticket + i)).collect();
         self.state.next_ticket += count as u64;
@@ -442,6 +449,8 @@ impl Text {
             prompt_tokens,
             lead,
             markers: markers.clone(),
+            echoes,
+            processed,
             headers,
             prompt_param,
             open: false,
@@ -455,7 +464,7 @@ impl Text {
         let room = job.params.max_tokens.map_or(n_ctx as u64, u64::from);
         metrics.asked(job.params.n, room, &job.params.speculation, &ignored);
         drop(metrics);
-        let commands = job.submissions(prompts, logprobs, constraint.as_deref());
+        let commands = job.submissions(prompts, logprobs, constraint.as_deref(), self.bounds.request_time);
         self.state.jobs.insert(exchange, job);
         for command in commands {
             self.command(command);
@@ -472,6 +481,7 @@ impl Text {
         let outcome = match event {
             Event::Admitted { cached, .. } => {
                 job.admitted[index] = true;
+                job.choices[index].so_far.cached_tokens = cached.into();
                 job.cached += if index % job.per_prompt() == 0 { u64::from(cached) } else { 0 };
                 self.shared.metrics.lock().running += 1;
                 // The pause of a job reaches only the choices that are admitted.
@@ -480,9 +490,15 @@ impl Text {
                 self.state.commands.extend(pause);
                 self.begin(exchange)
             }
-            Event::Delta { said, tokens, origins, drafted, logprobs, .. } => {
-                job.trace(index, &tokens, &origins, drafted, self.reader.model.as_ref());
-                job.delta(index, &said, tokens, &logprobs, self.reader.model.as_ref(), &mut self.random)
+            Event::Prompt { processed, time_ns, logprobs, .. } => job.prompt(index, processed, time_ns, logprobs),
+            Event::Delta { said, cuts, tokens, origins, drafted, logprobs, report, .. } => {
+                if let Some(report) = report {
+                    job.choices[index].so_far = report;
+                }
+                let delta = Delta { tokens, origins, drafted, said, logprobs };
+                let apart = self.reader.show.per_token && job.params.stream;
+                let deltas = if apart { delta.by_token(&cuts) } else { vec![delta] };
+                job.deltas(index, deltas, self.reader.model.as_ref(), &mut self.random)
             }
             Event::Finished { finish, report, .. } => {
                 self.state.tickets.remove(&ticket);
@@ -502,7 +518,7 @@ impl Text {
                     self.send(ToFront::Data(exchange, first));
                 }
                 let Some(job) = self.state.jobs.get_mut(&exchange) else { return };
-                let outcome = job.finished(index, finish, report, &mut self.random);
+                let outcome = job.finished(index, finish, report, self.reader.model.as_ref(), &mut self.random);
                 let written = &job.choices[index].assembler;
                 let (end, anomalies) = (End::of(finish, written.calls), written.anomalies());
                 let line = job.line(index, end);
@@ -552,7 +568,7 @@ impl Text {
     /// A cancelled choice may still have events on the way. Only its record takes them; the last says what it has used.
     fn event_of_gone(&mut self, ticket: Ticket, event: Event) {
         match event {
-            Event::Admitted { .. } => {}
+            Event::Admitted { .. } | Event::Prompt { .. } => {}
             Event::Delta { said, tokens, .. } => {
                 if let Some(line) = self.state.gone.get_mut(&ticket).and_then(|gone| gone.line.as_mut()) {
                     line.written.add(&said.text, &tokens);

@@ -20,7 +20,7 @@ pub struct Run {
     pub segment: usize,
     /// Rules.
     pub rules: Range<usize>,
-    /// The rows are a window (the last committed row and drafts); else their successors are committed already.
+    /// The rows are a window (the last committed row and drafts); else their successors are known already.
     pub window: bool,
 }
 
@@ -41,7 +41,7 @@ impl Chooser {
 ///
 /// # Panics
 /// If rules are not in row order, name rows outside the pass, or a window whose rows are not all ruled from its
-/// first on.
+/// first on, or whose successors are known.
 pub fn runs(trunk: &TrunkWork) -> Vec<Run> {
     let rules = &trunk.rules;
     let mut out: Vec<Run> = Vec::new();
@@ -56,10 +56,11 @@ pub fn runs(trunk: &TrunkWork) -> Vec<Run> {
         match out.last_mut() {
             Some(run) if run.window && run.segment == segment => {
                 assert_eq!(row, rules.row[i - 1] + 1, "the ruled rows of a window are contiguous");
+                assert!(rules.known_at(i).is_none(), "what follows a draft is not known");
                 run.rules.end = i + 1;
             }
             _ => {
-                let window = local >= anchor;
+                let window = local >= anchor && rules.known_at(i).is_none();
                 assert!(local <= anchor, "the rules of a window begin at its last committed row");
                 out.push(Run { segment, rules: i..i + 1, window });
             }
@@ -120,10 +121,10 @@ pub fn decide(
             Err(fault) => out.fault[run.segment] = Some(fault),
         }
     } else {
-        // The successor of a committed row is committed: its probability is all there is to ask for.
+        // The successor is known, from the rule or as a row: its probability is all there is to ask for.
         let row = rules.row[run.rules.start] as usize;
         decided = 1;
-        chosen.push(Ok(trunk.token[row + 1]));
+        chosen.push(Ok(rules.known_at(run.rules.start).unwrap_or_else(|| trunk.token[row + 1])));
     }
     for i in 0..run.rules.len() {
         let wanted = rules.top_n.get(run.rules.start + i).copied().unwrap_or(NO_LOGPROBS);

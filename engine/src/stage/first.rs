@@ -327,6 +327,7 @@ fn part(work: &TrunkWork, kept: &[usize]) -> TrunkWork {
             rules.edit_start.push(rules.edit.len() as u32);
             rules.mask.push(from.mask[i]);
             rules.top_n.push(from.top_n[i]);
+            rules.known.extend(from.known.get(i));
         }
         out.state.push(work.state[s]);
         out.position.push(work.position[s]);

@@ -99,7 +99,7 @@ pub fn put_request(out: &mut Vec<u8>, step: &Step, answered: bool, rows: &[f32])
     put_ids(out, token);
     out.put_u32(source.len() as u32);
     out.extend(source.iter().map(|s| *s as u8));
-    let RowRules { row, filter, draw, edit_start, edit, mask, mask_word, top_n, filters, .. } = rules;
+    let RowRules { row, filter, draw, edit_start, edit, mask, mask_word, top_n, known, filters, .. } = rules;
     for column in [row, filter, draw, edit_start] {
         out.put_words(column.iter().copied());
     }
@@ -112,6 +112,7 @@ pub fn put_request(out: &mut Vec<u8>, step: &Step, answered: bool, rows: &[f32])
     for column in [mask, mask_word, top_n] {
         out.put_words(column.iter().copied());
     }
+    put_ids(out, known);
     out.put_u32(filters.len() as u32);
     for &Filters { temperature, top_k, top_p, min_p, seed, choice } in filters {
         out.put_f32(temperature);
@@ -177,6 +178,7 @@ pub fn take_request(body: &[u8], agreed: &Agreed) -> Result<Request, WireError> 
     rules.mask = take.words("masks", step_rows, same)?;
     rules.mask_word = take.words("mask words", step_rows.saturating_mul(agreed.vocab.div_ceil(32)), same)?;
     rules.top_n = take.words("alternatives", step_rows, same)?;
+    rules.known = take.words("known tokens", step_rows, TokenId)?;
     for _ in 0..take.count("filters", step_rows, 28)? {
         const WHAT: &str = "a filter";
         rules.filters.push(Filters {
@@ -288,13 +290,18 @@ fn check_trunk(work: &TrunkWork, agreed: &Agreed) -> Result<(), WireError> {
 }
 
 fn check_rules(work: &TrunkWork, agreed: &Agreed) -> Result<(), WireError> {
-    let RowRules { row, filter, draw, edit_start, edit, mask, mask_word, top_n, filters, .. } = &work.rules;
+    let RowRules { row, filter, draw, edit_start, edit, mask, mask_word, top_n, known, filters, .. } = &work.rules;
     let n = row.len();
     let columns = [filter.len(), draw.len(), mask.len(), top_n.len()];
     ensure(columns == [n; 4], "columns of rules", || format!("{columns:?} of {n} rules"))?;
     let ascend = row.windows(2).all(|w| w[0] < w[1]) && row.last().is_none_or(|r| (*r as usize) < work.token.len());
     ensure(ascend, "rules", || String::from("are not of rows in order"))?;
-    // A window is ruled from its last committed row on, without gaps; rows before that may be ruled one by one.
+    let count = known.is_empty() || known.len() == n;
+    ensure(count, "known tokens", || format!("{} of {n} rules", known.len()))?;
+    let outside = known.iter().find(|token| !token.is_none() && token.0 as usize >= agreed.vocab);
+    ensure(outside.is_none(), "known tokens", || String::from("are outside the vocabulary"))?;
+    // A window is ruled from its last committed row on, without gaps; rows before that may be ruled one by one, and so may
+    // that one where what follows it is known.
     let mut segment = 0;
     for (i, &r) in row.iter().enumerate() {
         while r >= work.row_start[segment + 1] {
@@ -303,6 +310,11 @@ fn check_rules(work: &TrunkWork, agreed: &Agreed) -> Result<(), WireError> {
         let anchor = work.row_start[segment] + work.committed[segment] - 1;
         let follows = i > 0 && row[i - 1] + 1 == r;
         ensure(r <= anchor || follows, "rules", || format!("row {r} is a draft, and the row before it has no rule"))?;
+        let chooses = |rule: usize| work.rules.known_at(rule).is_none();
+        let judged = r <= anchor || (chooses(i) && chooses(i - 1));
+        ensure(judged, "known tokens", || {
+            format!("row {r} is a draft, and what follows it or the row before is known")
+        })?;
     }
     check_starts(edit_start, n, edit.len(), "edit starts")?;
     let known = |t: &LogitEdit| (t.token.0 as usize) < agreed.vocab;
@@ -441,11 +453,11 @@ fn check_result(result: &StepResult, step: &Step, agreed: &Agreed) -> Result<(),
         let drafts = trunk.row_start[s + 1] - trunk.row_start[s] - trunk.committed[s];
         let known = result.next[s].is_none() || (result.next[s].0 as usize) < agreed.vocab;
         ensure(result.accepted[s] <= drafts && known, "verdicts", || format!("segment {s} has an impossible one"))?;
-        let ruled = trunk
-            .rules
-            .row
-            .iter()
-            .any(|r| *r + 1 >= trunk.row_start[s] + trunk.committed[s] && *r < trunk.row_start[s + 1]);
+        let chooses = |&(rule, r): &(usize, &u32)| {
+            let own = *r + 1 >= trunk.row_start[s] + trunk.committed[s] && *r < trunk.row_start[s + 1];
+            own && trunk.rules.known_at(rule).is_none()
+        };
+        let ruled = trunk.rules.row.iter().enumerate().any(|rule| chooses(&rule));
         let decided = !result.next[s].is_none() || result.fault[s].is_some() || !ruled;
         ensure(decided, "verdicts", || format!("segment {s} has none"))?;
     }

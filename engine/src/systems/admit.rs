@@ -1,5 +1,6 @@
 //! admit: rows for those that wait, pages for those that lost theirs. Strictly in turn: preempted rows first, oldest
-//! admission first, then submissions in arrival order; nobody overtakes but those whose reader is slow.
+//! admission first, then submissions as they wait: by priority, equals in arrival order. Nobody overtakes but those whose
+//! reader is slow.
 //!
 //! A row begins behind what the prefix cache has of it, a further choice of one prompt where the first has computed it.
 //! Leaves true: a row that starts now finds pages for its whole known history beside what the rows in prefill still
@@ -19,7 +20,7 @@ use crate::tables::requests::{Phase, Requests};
 use crate::tables::suffix::Suffix;
 use crate::tables::survival::Survival;
 use crate::tables::tokens::Tokens;
-use crate::tables::waiting::Waiting;
+use crate::tables::waiting::{Room, Waiting};
 
 /// Starts what can start; whether anything did.
 #[expect(clippy::too_many_arguments, reason = "the borrowed columns are the access declaration")]
@@ -44,9 +45,15 @@ pub fn admit(
     let preempted: Vec<Slot> = requests.live.iter().copied().filter(comes_back).collect();
     for slot in preempted {
         let s = slot.index();
-        let hit = look_up(prefix, requests.cache[s], tokens.history(slot, requests.token_len[s]));
+        let room = room(requests.ticket[s], requests, pages, prefix);
+        if waiting.refused == Some(room) {
+            return any;
+        }
+        let history = tokens.history(slot, requests.token_len[s]);
+        let hit = look_up(prefix, requests.cache[s], requests.scores(slot), history);
         // One page of headroom for every running row: without it the row would lose its pages again at once.
         if !fits(requests, pages, requests.token_len[s], &hit, running(requests)) {
+            waiting.refused = Some(room);
             return any;
         }
         begin(slot, &hit, requests, pages, ops);
@@ -87,19 +94,26 @@ pub fn admit(
             _ => {}
         }
         let mut hit = Hit::default();
-        if next.max_tokens > 0 {
+        // Without a token to come there is nothing to compute, but for what is asked of the prompt itself.
+        let computes = next.max_tokens > 0 || (next.prompt_logprobs && next.prompt.len() > 1);
+        if computes {
             if requests.free_len() == 0 {
                 break;
             }
-            hit = look_up(prefix, next.cache, &next.prompt);
+            let room = room(next.ticket, requests, pages, prefix);
+            if waiting.refused == Some(room) {
+                break;
+            }
+            hit = look_up(prefix, next.cache, next.prompt_logprobs, &next.prompt);
             if !fits(requests, pages, next.prompt.len() as u32, &hit, 0) {
+                waiting.refused = Some(room);
                 break;
             }
         }
         let Some((submission, arrived_ns)) = waiting.pop() else { break };
         any = true;
         let ticket = submission.ticket;
-        if submission.max_tokens == 0 {
+        if !computes {
             let prompt_tokens = submission.prompt.len() as u64;
             let wait = now_ns - arrived_ns;
             let report = Report { prompt_tokens, queue_ns: wait, total_ns: wait, ..Report::default() };
@@ -174,9 +188,10 @@ fn running(requests: &Requests) -> usize {
     requests.live.iter().filter(|s| requests.runs(**s)).count()
 }
 
-/// What the prefix cache has of a sequence.
-fn look_up(prefix: &mut Prefix, namespace: Option<u64>, tokens: &[TokenId]) -> Hit {
+/// What the prefix cache has of a sequence; with `scores` every row of it is to be computed.
+fn look_up(prefix: &mut Prefix, namespace: Option<u64>, scores: bool, tokens: &[TokenId]) -> Hit {
     match namespace.filter(|_| prefix.is_on()) {
+        Some(_) if scores => Hit { miss: Some(Miss::PromptLogprobs), ..Hit::default() },
         Some(namespace) => prefix.look_up(namespace, tokens),
         None => Hit { miss: Some(Miss::Disabled), ..Hit::default() },
     }
@@ -197,17 +212,23 @@ fn begin(slot: Slot, hit: &Hit, requests: &mut Requests, pages: &mut Pages, ops:
     });
 }
 
+/// What decides whether the next in turn fits.
+fn room(ticket: Ticket, requests: &Requests, pages: &Pages, prefix: &Prefix) -> Room {
+    let (running, promised) = (running(requests), promised(requests, pages));
+    Room { ticket, pages: pages.changes(), prefix: prefix.changes(), running, promised }
+}
+
+/// Pages that the rows in prefill still need.
+fn promised(requests: &Requests, pages: &Pages) -> usize {
+    let prompts = requests.live.iter().filter(|s| requests.phase[s.index()] == Phase::Prefill);
+    prompts.map(|s| Limits::pages_for(requests.token_len[s.index()] as usize).saturating_sub(pages.blocks(*s))).sum()
+}
+
 fn fits(requests: &Requests, pages: &Pages, tokens: u32, hit: &Hit, headroom: usize) -> bool {
     if running(requests) == 0 {
         return true;
     }
-    let promised: usize = requests
-        .live
-        .iter()
-        .filter(|s| requests.phase[s.index()] == Phase::Prefill)
-        .map(|s| Limits::pages_for(requests.token_len[s.index()] as usize).saturating_sub(pages.blocks(*s)))
-        .sum();
     // Pages that are known as a whole are shared; of one in part the row needs a copy.
     let wanted = Limits::pages_for(tokens as usize) - hit.len as usize / PAGE_TOKENS;
-    wanted + headroom + promised + pages.idle_of(&hit.pages) <= pages.available()
+    wanted + headroom + promised(requests, pages) + pages.idle_of(&hit.pages) <= pages.available()
 }

@@ -1,6 +1,8 @@
 //! commit: after admission the only writer of what a request is. Walks each window's verdict token by token: end token,
 //! stop string, the constraint's end, then limits; nothing after the end is kept or counted.
 //!
+//! A row whose time is over ends too, with what it has, whatever it was at.
+//!
 //! Leaves true: in decode `kv_len == token_len - 1`; the identities of the report; pages past the anchor are free.
 
 use crate::accept::{self, Fate};
@@ -44,8 +46,12 @@ pub fn commit(
     now_ns: u64,
 ) {
     let prompts = trunk.state.len() - windows.len();
+    let mut rule = 0;
     for segment in 0..prompts {
-        let s = trunk.state[segment].index();
+        let slot = Slot(trunk.state[segment].0);
+        let s = slot.index();
+        let rules = rule..trunk.rules.row.partition_point(|row| *row < trunk.row_start[segment + 1]);
+        rule = rules.end;
         if let Some(fault) = result.fault[segment] {
             // A row that was preempted has text on its way.
             outputs.state[s].finish(&mut outbox.said[s]);
@@ -54,11 +60,23 @@ pub fn commit(
             continue;
         }
         requests.kv_len[s] += trunk.committed[segment];
+        for rule in rules {
+            let token = trunk.rules.known[rule];
+            outbox.scores[s].push(scored(token, rule, result));
+            requests.scored_len[s] += 1;
+        }
+        // What is computed again after a preemption is no news.
+        if requests.completion_len(slot) == 0 {
+            tell_prompt(slot, requests.kv_len[s], requests, outbox, now_ns);
+        }
         if requests.kv_len[s] + 1 == requests.token_len[s] {
             requests.phase[s] = Phase::Decode;
+            if requests.max_tokens[s] == 0 {
+                requests.finish[s] = Some(Finish::MaxTokens);
+                requests.phase[s] = Phase::Done;
+            }
         }
     }
-    let mut rule = 0;
     for row in 0..windows.len() {
         let segment = prompts + row;
         let slot = windows.slot[row];
@@ -91,6 +109,14 @@ pub fn commit(
         if !matches!(walk.finish, Some(Finish::Fault(_))) {
             requests.kv_len[s] += 1 + walk.accepted;
         }
+        if !plans.counted[s] && walk.bonus {
+            tell_prompt(slot, requests.prompt_len[s], requests, outbox, now_ns);
+        }
+        if requests.reports[s] && !outbox.tokens[s].is_empty() {
+            let mut report = counters.report[s].clone();
+            requests.put_times(slot, now_ns, &mut report);
+            outbox.report[s] = Some(Box::new(report));
+        }
         if let Some(finish) = walk.finish {
             outputs.state[s].finish(&mut outbox.said[s]);
             requests.finish[s] = Some(finish);
@@ -107,6 +133,28 @@ pub fn commit(
         if walk.accepted >= mtp && mtp < drafts {
             survival.observe_suffix(slot, windows.match_len[row], walk.accepted - mtp, walk.accepted < drafts);
         }
+    }
+    for i in 0..requests.live.len() {
+        let s = requests.live[i].index();
+        if requests.phase[s] != Phase::Done && requests.deadline_ns[s] <= now_ns {
+            outputs.state[s].finish(&mut outbox.said[s]);
+            requests.finish[s] = Some(Finish::TimedOut);
+            requests.phase[s] = Phase::Done;
+        }
+    }
+}
+
+/// What a rule came to.
+fn scored(token: TokenId, rule: usize, result: &StepResult) -> TokenLogprob {
+    let top = &result.top[result.top_start[rule] as usize..result.top_start[rule + 1] as usize];
+    TokenLogprob { token, logprob: result.logprob[rule], top: top.to_vec() }
+}
+
+/// So much of a prompt is computed, where somebody wants to know.
+fn tell_prompt(slot: Slot, processed: u32, requests: &Requests, outbox: &mut Outbox, now_ns: u64) {
+    let s = slot.index();
+    if requests.progress[s] || !outbox.scores[s].is_empty() {
+        outbox.prompt[s] = Some((processed, now_ns - requests.admitted_ns[s]));
     }
 }
 
@@ -174,14 +222,13 @@ fn walk(
             false => Origin::Suffix,
         });
         if requests.logprobs[s].is_some() {
-            let top = &result.top[result.top_start[rule + i] as usize..result.top_start[rule + i + 1] as usize];
-            let logprob = result.logprob[rule + i];
-            outbox.logprobs[s].push(TokenLogprob { token, logprob, top: top.to_vec() });
+            outbox.logprobs[s].push(scored(token, rule + i, result));
         }
         walk.accepted += u32::from(!own);
         walk.bonus |= own;
         let (thinks, ended) = (outputs.thinks(slot), constraints.ended(slot));
         walk.finish = judge(slot, token, ended, requests, outputs, &mut outbox.said[s], pieces, limits);
+        outbox.cuts[s].push(outbox.said[s].text.len() as u32);
         walk.reasoning += u32::from(thinks || outputs.thinks(slot));
         if walk.finish.is_some() {
             break;

@@ -20,11 +20,13 @@ pub fn emit(
     for i in 0..requests.live.len() {
         let slot = requests.live[i];
         let ticket = requests.ticket[slot.index()];
-        outbox.close_delta(slot, ticket);
         // What a row says while others of its events wait would have no bound; it says what came of it all later.
-        if !requests.blocked[slot.index()]
-            && let Some((held, free)) = pages.news(slot)
-        {
+        let blocked = requests.blocked[slot.index()];
+        if !blocked {
+            outbox.close_prompt(slot, ticket);
+        }
+        outbox.close_delta(slot, ticket);
+        if !blocked && let Some((held, free)) = pages.news(slot) {
             outbox.push(Event::Pages { ticket, held, free });
         }
     }

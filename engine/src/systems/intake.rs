@@ -1,11 +1,11 @@
 //! intake: a bounded drain of the inbox. Refusals are its own: what cannot be served never waits, and once a drain is
-//! asked for, what waits is refused as far as the outbox has room.
+//! asked for, what waits is refused as far as the outbox has room. What has waited for all of its time ends with nothing.
 //! Leaves true: nothing unbounded was done; a cancelled row takes no further part and holds no page; while draining,
 //! somebody waits only if the outbox is full (and then nobody is admitted either).
 
 use crossbeam::channel::{Receiver, TryRecvError};
 
-use crate::api::{AdmitError, Command, Event, Submission};
+use crate::api::{AdmitError, Command, Event, Finish, Report, Submission};
 use crate::channels::Said;
 use crate::ids::Ticket;
 use crate::limits::Limits;
@@ -60,6 +60,15 @@ pub fn intake(
             Command::Drain => life.draining = true,
             Command::Stop => life.stopping = true,
         }
+    }
+    while outbox.has_room()
+        && let Some((submission, arrived_ns)) = waiting.take_late(now_ns)
+    {
+        any = true;
+        let (prompt_tokens, wait) = (submission.prompt.len() as u64, now_ns - arrived_ns);
+        let report = Report { prompt_tokens, queue_ns: wait, total_ns: wait, ..Report::default() };
+        let (ticket, finish) = (submission.ticket, Finish::TimedOut);
+        outbox.push(Event::Finished { ticket, finish, report: Box::new(report) });
     }
     while life.draining
         && outbox.has_room()

@@ -41,16 +41,9 @@ pub fn retire(
         report.invalid_utf8 = outputs.state[s].invalid();
         match requests.finish[s] {
             Some(finish) => {
-                let (arrived, admitted) = (requests.arrived_ns[s], requests.admitted_ns[s]);
-                let (first, last) = (requests.first_ns[s], requests.last_ns[s]);
-                // Without any token (a fault at the first position) the prompt's end is now.
-                let first = if first == 0 { now_ns } else { first };
-                report.queue_ns = admitted - arrived;
-                report.prompt_ns = first - admitted;
-                report.predicted_ns = last.saturating_sub(first);
-                report.ttft_ns = first - arrived;
-                report.total_ns = now_ns - arrived;
+                requests.put_times(slot, now_ns, &mut report);
                 tracing::info!(request = %requests.id(slot), ?finish, tokens = report.completion_tokens, "finished");
+                outbox.close_prompt(slot, ticket);
                 outbox.close_delta(slot, ticket);
                 held.into_iter().for_each(|held| outbox.push(held));
                 outbox.push(Event::Finished { ticket, finish, report: Box::new(report) });

@@ -3,6 +3,7 @@
 
 use crate::clock::Clock;
 use crate::cost::Cost;
+use crate::ids::TokenId;
 use crate::pieces::Pieces;
 use crate::rules::{self, History};
 use crate::step::{Executor, NO_LOGPROBS, Step, StepResult};
@@ -103,6 +104,7 @@ fn append(
         history.edits(sampling, banned.filter(|_| !only), &mut rules.edit);
         rules.edit_start.push(rules.edit.len() as u32);
         rules.top_n.push(requests.logprobs[s].unwrap_or(NO_LOGPROBS));
+        rules.known.push(TokenId::NONE);
         trunk.token.push(token);
         trunk.source.push(windows.source(row, i));
     }

@@ -3,12 +3,12 @@
 //!
 //! Bound: a row whose event waits here is stalled and commits nothing more, and admissions and refusals wait while
 //! the queue is longer than its room, and cancellations with the commands; what a row had to say goes into the
-//! one event that says its cancellation. So it holds at most `room` + 3 events per slot, and 2 more of its pages where they are
-//! reported.
+//! one event that says its cancellation. So it holds at most `room` + 3 events per slot, 1 more of a row whose time ends
+//! while it is stalled, 1 more of its prompt and 2 more of its pages where these are reported.
 
 use std::collections::VecDeque;
 
-use crate::api::{Event, Origin, TokenLogprob};
+use crate::api::{Event, Origin, Report, TokenLogprob};
 use crate::channels::Said;
 use crate::ids::{Slot, Ticket, TokenId};
 
@@ -23,8 +23,16 @@ pub struct Outbox {
     pub drafted: Vec<u32>,
     /// Per slot: text released in this tick.
     pub said: Vec<Said>,
+    /// Per slot: bytes of `said` behind each of `tokens`.
+    pub cuts: Vec<Vec<u32>>,
     /// Per slot: log-probabilities of `tokens`, when wanted.
     pub logprobs: Vec<Vec<TokenLogprob>>,
+    /// Per slot: what is counted so far, when wanted.
+    pub report: Vec<Option<Box<Report>>>,
+    /// Per slot: prompt tokens that are computed, and since when in nanoseconds, as far as that is still to be said.
+    pub prompt: Vec<Option<(u32, u64)>>,
+    /// Per slot: log-probabilities that go along with it.
+    pub scores: Vec<Vec<TokenLogprob>>,
     queue: VecDeque<Event>,
     room: usize,
 }
@@ -37,17 +45,23 @@ impl Outbox {
             origins: vec![Vec::new(); slots],
             drafted: vec![0; slots],
             said: vec![Said::default(); slots],
+            cuts: vec![Vec::new(); slots],
             logprobs: vec![Vec::new(); slots],
+            report: vec![None; slots],
+            prompt: vec![None; slots],
+            scores: vec![Vec::new(); slots],
             queue: VecDeque::new(),
             room,
         }
     }
 
-    /// Bytes of [`Self::new`], and of five events of every slot that wait.
+    /// Bytes of [`Self::new`], and of seven events of every slot that wait.
     pub fn bytes_for(slots: usize) -> usize {
         let origins = size_of::<Vec<Origin>>() + size_of::<u32>();
         let delta = size_of::<Vec<TokenId>>() + origins + size_of::<Said>() + size_of::<Vec<TokenLogprob>>();
-        slots * (delta + 5 * size_of::<Event>())
+        let counted = size_of::<Vec<u32>>() + size_of::<Option<Box<Report>>>();
+        let prompt = size_of::<Option<(u32, u64)>>() + size_of::<Vec<TokenLogprob>>();
+        slots * (delta + counted + prompt + 7 * size_of::<Event>())
     }
 
     /// Whether events that nobody's stall bounds may still be queued.
@@ -74,6 +88,7 @@ impl Outbox {
     pub fn close_delta(&mut self, slot: Slot, ticket: Ticket) {
         let s = slot.index();
         let drafted = std::mem::take(&mut self.drafted[s]);
+        let report = self.report[s].take();
         if self.tokens[s].is_empty() && self.said[s].is_empty() {
             return;
         }
@@ -83,17 +98,30 @@ impl Outbox {
             origins: std::mem::take(&mut self.origins[s]),
             drafted,
             said: std::mem::take(&mut self.said[s]),
+            cuts: std::mem::take(&mut self.cuts[s]),
             logprobs: std::mem::take(&mut self.logprobs[s]),
+            report,
         });
     }
 
-    /// Drops every queued event of a ticket. Its deltas become the slot's again, in front of what that has, without
-    /// log-probabilities and without who proposed what.
+    /// Moves what there is to say of a slot's prompt to the queue.
+    pub fn close_prompt(&mut self, slot: Slot, ticket: Ticket) {
+        let s = slot.index();
+        if let Some((processed, time_ns)) = self.prompt[s].take() {
+            let logprobs = std::mem::take(&mut self.scores[s]);
+            self.queue.push_back(Event::Prompt { ticket, processed, time_ns, logprobs });
+        }
+    }
+
+    /// Drops every queued event of a ticket. Its deltas become the slot's again, in front of what that has: tokens and text
+    /// alone.
     pub fn take_back(&mut self, slot: Slot, ticket: Ticket) {
         let s = slot.index();
         self.logprobs[s].clear();
         self.origins[s].clear();
-        self.drafted[s] = 0;
+        self.cuts[s].clear();
+        self.scores[s].clear();
+        (self.drafted[s], self.report[s], self.prompt[s]) = (0, None, None);
         let (mut tokens, mut said) = (Vec::new(), Said::default());
         self.queue.retain_mut(|event| {
             if let Event::Delta { ticket: whose, tokens: sent, said: released, .. } = event

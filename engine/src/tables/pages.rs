@@ -34,6 +34,8 @@ pub struct Pages {
     said: Vec<u32>,
     /// Somebody wants to know.
     reports: bool,
+    /// See [`Self::changes`].
+    changes: u64,
 }
 
 impl Pages {
@@ -51,6 +53,7 @@ impl Pages {
             idle: 0,
             said: vec![0; limits.slots],
             reports: false,
+            changes: 0,
         }
     }
 
@@ -65,6 +68,11 @@ impl Pages {
         let news = self.reports && held != *said;
         *said = held;
         news.then_some((held, self.available() as u32))
+    }
+
+    /// How often anybody took, shared or gave back a page. While it is the same, so is what can be had.
+    pub fn changes(&self) -> u64 {
+        self.changes
     }
 
     /// Bytes of [`Self::new`].
@@ -125,7 +133,7 @@ impl Pages {
     /// If it holds it already, or if no row does.
     pub fn hold(&mut self, page: PageId) {
         assert!(self.ref_count(page) > 0 && !self.is_held(page), "{page} is nobody's, or held twice");
-        self.ref_count[page.index()] += 1;
+        self.count(page);
         self.held[page.index()] = true;
         self.held_len += 1;
     }
@@ -176,6 +184,12 @@ impl Pages {
     fn take_held(&mut self, page: PageId) {
         assert!(self.is_held(page), "{page} is not the prefix cache's");
         self.idle -= usize::from(self.ref_count(page) == 1);
+        self.count(page);
+    }
+
+    /// One more reference.
+    fn count(&mut self, page: PageId) {
+        self.changes += 1;
         self.ref_count[page.index()] += 1;
     }
 
@@ -198,11 +212,12 @@ impl Pages {
     fn alloc(&mut self) -> Option<PageId> {
         let page = self.free.pop()?;
         assert_eq!(self.ref_count[page.index()], 0, "{page} was free and owned");
-        self.ref_count[page.index()] = 1;
+        self.count(page);
         Some(page)
     }
 
     fn release(&mut self, page: PageId) {
+        self.changes += 1;
         let count = &mut self.ref_count[page.index()];
         assert!(*count > 0, "{page} is released twice");
         *count -= 1;
@@ -270,7 +285,7 @@ impl Pages {
         assert_eq!(self.blocks(to), 0);
         for b in 0..self.blocks(from) {
             let page = self.block[from.index() * self.blocks_max + b];
-            self.ref_count[page.index()] += 1;
+            self.count(page);
             self.block[to.index() * self.blocks_max + b] = page;
         }
         self.blocks[to.index()] = self.blocks[from.index()];

@@ -90,6 +90,10 @@ pub struct Prefix {
     clock: u64,
     /// Pages and checkpoints that went to make room, ever.
     pub evicted: (u64, u64),
+    /// Look-ups, ever.
+    pub asked: u64,
+    /// See [`Self::changes`].
+    changes: u64,
 }
 
 impl Prefix {
@@ -122,6 +126,8 @@ impl Prefix {
             gone_set: HashSet::with_capacity(gone),
             clock: 0,
             evicted: (0, 0),
+            asked: 0,
+            changes: 0,
         }
     }
 
@@ -156,6 +162,11 @@ impl Prefix {
     /// Checkpoints that are held.
     pub fn checkpoints(&self) -> usize {
         self.saved.len()
+    }
+
+    /// How often a checkpoint came or went. While that and [`Pages::changes`] are the same, so is what is known.
+    pub fn changes(&self) -> u64 {
+        self.changes
     }
 
     /// Nodes.
@@ -194,6 +205,7 @@ impl Prefix {
     pub fn look_up(&mut self, namespace: u64, prompt: &[TokenId]) -> Hit {
         let most = prompt.len() - 1;
         self.clock += 1;
+        self.asked += 1;
         let mut path: Vec<Node> = Vec::new();
         // Nodes on the path to the checkpoint that reaches farthest, and where it stands.
         let mut best: Option<(usize, Node, usize)> = None;
@@ -360,6 +372,7 @@ impl Prefix {
         }
         let checkpoint = self.free_checkpoint.pop().expect("one was free, or has just been dropped");
         self.checkpoint[node.index()] = checkpoint;
+        self.changes += 1;
         self.saved.push(node);
         ops.push(SlotOp::Save { state, checkpoint });
     }
@@ -367,6 +380,7 @@ impl Prefix {
     fn drop_checkpoint(&mut self, node: Node, ops: &mut Vec<SlotOp>) {
         let checkpoint = std::mem::replace(&mut self.checkpoint[node.index()], CheckpointId::NONE);
         if !checkpoint.is_none() {
+            self.changes += 1;
             self.saved.retain(|saved| *saved != node);
             self.free_checkpoint.push(checkpoint);
             ops.push(SlotOp::Drop { checkpoint });

@@ -11,8 +11,9 @@
 
 use std::num::NonZeroU32;
 
-use crate::api::{Finish, Sampling, Speculation, Stop, Submission};
+use crate::api::{Finish, Report, Sampling, Speculation, Stop, Submission};
 use crate::ids::{RequestId, Slot, StateSlot, Ticket};
+use crate::tables::waiting::deadline_ns;
 
 /// Where a row stands.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -63,6 +64,14 @@ pub struct Requests {
     pub stop: Vec<Stop>,
     /// Log-probabilities wanted.
     pub logprobs: Vec<Option<u32>>,
+    /// Deltas carry what was counted so far.
+    pub reports: Vec<bool>,
+    /// What is computed of the prompt is told on the way.
+    pub progress: Vec<bool>,
+    /// Prompt tokens, from the first on, whose log-probability is known or not asked for. The first has none.
+    pub scored_len: Vec<u32>,
+    /// When the time of the row is over; `u64::MAX` = never.
+    pub deadline_ns: Vec<u64>,
     /// Namespace of the prefix cache, if it may be used.
     pub cache: Vec<Option<u64>>,
     /// Positions that the prefix cache has: where the row began, or where it was last kept.
@@ -114,6 +123,10 @@ impl Requests {
             sampling: vec![Sampling::greedy(); slots],
             stop: vec![Stop::default(); slots],
             logprobs: vec![None; slots],
+            reports: vec![false; slots],
+            progress: vec![false; slots],
+            scored_len: vec![0; slots],
+            deadline_ns: vec![u64::MAX; slots],
             cache: vec![None; slots],
             kept_len: vec![0; slots],
             finish: vec![None; slots],
@@ -131,8 +144,8 @@ impl Requests {
     pub fn bytes_for(slots: usize) -> usize {
         let hot = size_of::<Phase>() + 5 * size_of::<u32>() + 2 * size_of::<bool>() + size_of::<Speculation>();
         let rules = size_of::<Sampling>() + size_of::<Stop>() + size_of::<Option<u32>>() + size_of::<Option<Finish>>();
-        let rules = rules + size_of::<Option<u64>>();
-        let cold = 2 * size_of::<u32>() + size_of::<Ticket>() + rules + 5 * size_of::<u64>();
+        let rules = rules + size_of::<Option<u64>>() + 2 * size_of::<bool>();
+        let cold = 3 * size_of::<u32>() + size_of::<Ticket>() + rules + 6 * size_of::<u64>();
         slots * (hot + cold + 2 * size_of::<Slot>())
     }
 
@@ -177,6 +190,23 @@ impl Requests {
         self.token_len[slot.index()] - self.prompt_len[slot.index()]
     }
 
+    /// Whether log-probabilities of the prompt are still to come.
+    pub fn scores(&self, slot: Slot) -> bool {
+        self.scored_len[slot.index()] < self.prompt_len[slot.index()]
+    }
+
+    /// Writes the times of a row into its report. Without any token yet, the prompt's end is now.
+    pub fn put_times(&self, slot: Slot, now_ns: u64, report: &mut Report) {
+        let s = slot.index();
+        let (arrived, admitted) = (self.arrived_ns[s], self.admitted_ns[s]);
+        let first = if self.first_ns[s] == 0 { now_ns } else { self.first_ns[s] };
+        report.queue_ns = admitted - arrived;
+        report.prompt_ns = first - admitted;
+        report.predicted_ns = self.last_ns[s].saturating_sub(first);
+        report.ttft_ns = first - arrived;
+        report.total_ns = now_ns - arrived;
+    }
+
     /// The live row of a ticket.
     pub fn find(&self, ticket: Ticket) -> Option<Slot> {
         self.live.iter().copied().find(|s| self.ticket[s.index()] == ticket && self.phase[s.index()] != Phase::Done)
@@ -201,6 +231,10 @@ impl Requests {
         self.sampling[s] = submission.sampling.clone();
         self.stop[s] = submission.stop.clone();
         self.logprobs[s] = submission.logprobs;
+        self.reports[s] = submission.reports;
+        self.progress[s] = submission.progress;
+        self.scored_len[s] = if submission.prompt_logprobs { 1 } else { self.prompt_len[s] };
+        self.deadline_ns[s] = deadline_ns(submission, arrived_ns);
         self.cache[s] = submission.cache;
         self.kept_len[s] = 0;
         self.finish[s] = None;
@@ -232,6 +266,11 @@ impl Requests {
         self.sampling[s] = Sampling { choice, ..self.sampling[f].clone() };
         self.stop[s] = self.stop[f].clone();
         self.logprobs[s] = self.logprobs[f];
+        self.reports[s] = self.reports[f];
+        // What is asked of the prompt was said of `from`.
+        self.progress[s] = false;
+        self.scored_len[s] = self.prompt_len[s];
+        self.deadline_ns[s] = self.deadline_ns[f];
         self.cache[s] = self.cache[f];
         self.kept_len[s] = self.kept_len[f];
         self.finish[s] = None;

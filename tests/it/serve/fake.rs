@@ -247,7 +247,15 @@ fn engine(commands: &Receiver<Command>, events: &Sender<Event>, log: &Mutex<Vec<
 }
 
 fn delta(ticket: Ticket, tokens: Vec<TokenId>, said: Said, logprobs: Vec<TokenLogprob>) -> Event {
-    Event::Delta { ticket, origins: vec![Origin::Target; tokens.len()], tokens, drafted: 0, said, logprobs }
+    let mut bytes = 0;
+    let cut = |token: &TokenId| {
+        bytes += usize::from(token.0 < 256);
+        // As far as characters are whole.
+        (0..=bytes.min(said.text.len())).rev().find(|at| said.text.is_char_boundary(*at)).unwrap_or(0) as u32
+    };
+    let cuts = tokens.iter().map(cut).collect();
+    let origins = vec![Origin::Target; tokens.len()];
+    Event::Delta { ticket, origins, tokens, drafted: 0, said, cuts, logprobs, report: None }
 }
 
 fn say(submission: &Submission, texts: Vec<(String, Vec<TokenId>)>, finish: Finish, events: &Sender<Event>) {

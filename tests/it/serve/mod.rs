@@ -22,3 +22,4 @@ mod rules;
 mod shown;
 mod slow;
 mod streaming;
+mod told;

@@ -5,7 +5,7 @@ use std::sync::OnceLock;
 
 use engine::engine::EngineHandle;
 use engine_bin::flags::LowArgs;
-use engine_bin::serve::{Config, Exit, Server, start};
+use engine_bin::serve::{Config, Exit, Server, Show, start};
 use serde_json::{Value, json};
 
 use super::client::{Client, DEADLINE, ask, get, post};
@@ -15,24 +15,29 @@ const PROMPT: &str = "Rename `total` to `amount` and give the whole file back.\n
                       result = 0\n    for item in items:\n        result += item.price\n    return result\n\n\nprint(total(\
                       cart.items))\n```";
 
-struct Real {
+/// The built-in model, served.
+pub(super) struct Real {
     server: Server,
     engine: EngineHandle,
 }
 
 impl Real {
-    fn start(flags: &str) -> Self {
+    pub(super) fn start(flags: &str) -> Self {
+        Self::showing(flags, Show::default())
+    }
+
+    pub(super) fn showing(flags: &str, show: Show) -> Self {
         let words = std::iter::once("engine-serve").chain(flags.split_whitespace()).map(Into::into);
         let args = LowArgs::parse_line(words).unwrap().resolve().unwrap();
         let files = start::open(&args).unwrap();
         let context = args.low.size.context(start::context_train(&files).unwrap());
-        let mut server = Server::start(Config::local(0, context)).unwrap();
+        let mut server = Server::start(Config { show, ..Config::local(0, context) }).unwrap();
         let (parts, engine) = start::load(&args, files).unwrap();
         server.serve(parts).unwrap();
         Self { server, engine }
     }
 
-    fn address(&self) -> SocketAddr {
+    pub(super) fn address(&self) -> SocketAddr {
         self.server.address()
     }
 

@@ -192,7 +192,8 @@ fn metrics_keep_the_format_and_are_the_sums_of_the_answers() {
 
 #[test]
 fn further_names_and_the_key_are_as_asked_for() {
-    let show = Show { aliases: Aliases::parse("llamacpp").unwrap(), metrics_key: true, slots: false };
+    let show =
+        Show { aliases: Aliases::parse("llamacpp").unwrap(), metrics_key: true, slots: false, ..Show::default() };
     let server = start(show, &["secret"]);
     assert_eq!(fetch(server.address(), "/metrics").status, 401);
     let with_key = |path: &str| {

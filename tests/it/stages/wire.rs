@@ -261,7 +261,7 @@ fn rules_that_cannot_be_followed_are_refused() {
     fn last(column: &mut [u32], value: u32) -> bool {
         column.last_mut().map(|x| *x = value).is_some()
     }
-    let cases: [(&str, Change); 9] = [
+    let cases: [(&str, Change); 13] = [
         ("a filter", |s, _| last(&mut s.trunk.rules.filter, 99)),
         ("a mask", |s, _| last(&mut s.trunk.rules.mask, 0)),
         ("alternatives", |s, vocab| last(&mut s.trunk.rules.top_n, vocab + 1)),
@@ -292,6 +292,7 @@ fn rules_that_cannot_be_followed_are_refused() {
                 rules.draw.remove(n);
                 rules.mask.remove(n);
                 rules.top_n.remove(n);
+                rules.known.remove(n);
                 let cut = rules.edit_start[n + 1] - rules.edit_start[n];
                 rules.edit.drain(rules.edit_start[n] as usize..rules.edit_start[n + 1] as usize);
                 rules.edit_start.remove(n);
@@ -300,6 +301,16 @@ fn rules_that_cannot_be_followed_are_refused() {
             }
         }),
         ("a source less", |s, _| s.trunk.source.pop().is_some()),
+        ("a known token", |s, vocab| s.trunk.rules.known.last_mut().map(|x| *x = TokenId(vocab)).is_some()),
+        ("a known token less", |s, _| s.trunk.rules.known.len() > 1 && s.trunk.rules.known.pop().is_some()),
+        ("a draft whose successor is known", |s, _| {
+            let window = s.trunk.state.len() == 1 && s.trunk.rules.row.len() > 1;
+            window && s.trunk.rules.known.last_mut().map(|x| *x = TokenId(0)).is_some()
+        }),
+        ("a draft behind a row whose successor is known", |s, _| {
+            let window = s.trunk.state.len() == 1 && s.trunk.rules.row.len() > 1;
+            window && s.trunk.rules.known.first_mut().map(|x| *x = TokenId(0)).is_some()
+        }),
     ];
     for (what, change) in cases {
         let mut changed = 0;

@@ -186,7 +186,7 @@ impl Driver {
                 let script = &scripts[index];
                 let (session, turn) = (play.name.clone(), script.turn);
                 match event {
-                    Event::Admitted { .. } | Event::Pages { .. } => {}
+                    Event::Admitted { .. } | Event::Prompt { .. } | Event::Pages { .. } => {}
                     Event::Delta { tokens, .. } => round.committed[index].extend(tokens),
                     Event::Cancelled { .. } => unreachable!("nobody cancels"),
                     Event::Refused { error, .. } => {

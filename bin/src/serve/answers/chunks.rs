@@ -4,7 +4,7 @@ use engine::api::Finish;
 use engine::ids::TokenId;
 use serde_json::{Map, Value, json};
 
-use crate::serve::answers::{self, Choice, Dialect, Failed, Piece, Scene, Writer};
+use crate::serve::answers::{self, Choice, Dialect, Failed, Piece, Progress, Scene, Writer};
 use crate::serve::entries::{Entry, chat_logprobs, legacy_logprobs};
 use crate::serve::error::ApiError;
 use crate::serve::info;
@@ -38,15 +38,29 @@ impl Writer for Frame {
 
     fn begin(&mut self, scene: &Scene<'_>, out: &mut Vec<u8>) {
         if self.is_chat() {
-            scene.choices.iter().for_each(|choice| answers::event(&self.role_chunk(choice.index), out));
+            let role = |choice: &Choice| with_timings(self.role_chunk(choice.index), scene);
+            scene.choices.iter().for_each(|choice| answers::event(&role(choice), out));
         }
-        for choice in scene.choices {
+        // With log-probabilities a prompt follows when these are there.
+        for choice in scene.choices.iter().filter(|_| !scene.params.echo_logprobs) {
             let lead = scene.lead_of(choice.index);
             if !lead.is_empty() {
                 let lead = Piece { parts: vec![Part::Content(lead.to_owned())], ..Piece::default() };
                 self.piece(choice.index, &lead, &[], None, scene, out);
             }
         }
+    }
+
+    fn progress(&mut self, progress: Progress, scene: &Scene<'_>, out: &mut Vec<u8>) {
+        let Progress { total, cached, processed, time_ns } = progress;
+        let mut chunk = self.base(self.chunk_object(), json!([]));
+        if self.null_usage {
+            chunk.insert("usage".to_owned(), Value::Null);
+        }
+        let time_ms = (time_ns as f64 / 1e3).round() / 1e3;
+        let progress = json!({"total": total, "cache": cached, "processed": processed, "time_ms": time_ms});
+        chunk.insert("prompt_progress".to_owned(), progress);
+        answers::event(&with_timings(chunk, scene), out);
     }
 
     /// The first chunk carries the ids, the first of content the entries.
@@ -68,7 +82,7 @@ impl Writer for Frame {
                 if let Some(trail) = trail.take() {
                     chunk.insert("speculation".to_owned(), trail.into());
                 }
-                answers::event(&with_usage(chunk, scene), out);
+                answers::event(&with_timings(with_usage(chunk, scene), scene), out);
                 ids = ids.map(|_| [].as_slice());
                 any = true;
             }
@@ -87,7 +101,8 @@ impl Writer for Frame {
     ) {
         let ids = scene.params.return_tokens.then_some(tokens);
         let reason = self.reason(&scene.choices[choice], scene.params);
-        let mut chunk = with_usage(self.finish_chunk(choice, reason, entries, ids), scene);
+        let chunk = with_usage(self.finish_chunk(choice, reason, entries, ids), scene);
+        let mut chunk = with_timings(chunk, scene);
         let (last, include_usage) = (scene.is_over(), scene.params.include_usage);
         if last && !include_usage {
             scene.put_stats(&mut chunk);
@@ -123,6 +138,14 @@ impl Writer for Frame {
         out.extend_from_slice(&Shape::OpenAi.event(error, request_id));
         Failed::Broken
     }
+}
+
+/// Running timings on every chunk, where they were asked for.
+fn with_timings(mut chunk: Map<String, Value>, scene: &Scene<'_>) -> Map<String, Value> {
+    if let Some(timings) = scene.timings() {
+        chunk.insert("timings".to_owned(), timings);
+    }
+    chunk
 }
 
 /// Running usage on every chunk, where it was asked for.
@@ -365,6 +388,7 @@ fn plain_reasons(finish: Finish, stop_text: &[String], stop_tokens: &[TokenId]) 
         Finish::StopString(i) => ("stop", stop_text.get(i as usize).map_or(Value::Null, |s| s.as_str().into())),
         Finish::MaxTokens => ("length", "max_tokens".into()),
         Finish::ContextFull => ("length", "context_full".into()),
+        Finish::TimedOut => ("length", "timeout".into()),
         Finish::Fault(_) => unreachable!("a fault is an error, not an answer"),
     }
 }

@@ -26,6 +26,8 @@ pub(crate) struct MessageWriter {
     /// Blocks that are closed.
     index: usize,
     open: Option<Block>,
+    /// What the deltas of an event carry beside their text.
+    timings: Option<Value>,
 }
 
 /// A block that is open.
@@ -39,7 +41,7 @@ enum Block {
 
 impl MessageWriter {
     pub(crate) fn new(id: String, model: String, omits_thinking: bool, change: Option<Change>) -> Self {
-        Self { id, model, omits_thinking, change, begun: false, index: 0, open: None }
+        Self { id, model, omits_thinking, change, begun: false, index: 0, open: None, timings: None }
     }
 
     fn message(&self, content: Value, reason: (Value, Value), usage: Value) -> Value {
@@ -69,7 +71,11 @@ impl MessageWriter {
     }
 
     fn delta(&self, delta: Value, out: &mut Vec<u8>) {
-        self.event("content_block_delta", json!({"index": self.index, "delta": delta}), out);
+        let mut fields = json!({"index": self.index, "delta": delta});
+        if let Some(timings) = &self.timings {
+            fields["timings"] = timings.clone();
+        }
+        self.event("content_block_delta", fields, out);
     }
 
     fn arguments(&self, text: &str, out: &mut Vec<u8>) {
@@ -169,9 +175,10 @@ impl Writer for MessageWriter {
         piece: &Piece,
         _: &[TokenId],
         _: Option<Map<String, Value>>,
-        _: &Scene<'_>,
+        scene: &Scene<'_>,
         out: &mut Vec<u8>,
     ) -> bool {
+        self.timings = scene.timings();
         piece.parts.iter().for_each(|part| self.part(part, out));
         true
     }
@@ -232,7 +239,7 @@ fn stop_reason(choice: &Choice, stop_text: &[String]) -> (Value, Value) {
     let (finish, _) = choice.end.as_ref().expect("the choice has ended");
     let calls = choice.assembler.calls > 0;
     match finish {
-        Finish::MaxTokens => ("max_tokens".into(), Value::Null),
+        Finish::MaxTokens | Finish::TimedOut => ("max_tokens".into(), Value::Null),
         Finish::ContextFull => ("model_context_window_exceeded".into(), Value::Null),
         Finish::EndToken(_) | Finish::StopString(_) if calls => ("tool_use".into(), Value::Null),
         Finish::EndToken(_) => ("end_turn".into(), Value::Null),

@@ -8,11 +8,11 @@ pub(crate) mod responses;
 use std::sync::Arc;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
-use engine::api::{Finish, Report, TokenLogprob};
-use engine::channels::Said;
+use engine::api::{Finish, Report};
 use engine::ids::TokenId;
 use serde_json::{Map, Value};
 
+use crate::serve::delta::Delta;
 use crate::serve::entries::{Entries, Entry};
 use crate::serve::error::ApiError;
 use crate::serve::model::TextModel;
@@ -78,12 +78,34 @@ impl Scene<'_> {
         &self.lead[choice / self.params.n]
     }
 
-    /// Adds `timings` and `speculation`.
+    /// `timings` so far, where they are wanted on the way.
+    pub(crate) fn timings(&self) -> Option<Value> {
+        let reports =
+            self.choices.iter().map(|c| c.end.as_ref().map_or(c.so_far.as_ref(), |(_, r)| r.as_ref())).collect();
+        self.params.timings.then(|| Stats { reports, ..self.stats() }.timings())
+    }
+
+    /// Adds `timings` and `speculation`, unless this server does not tell them.
     pub(crate) fn put_stats(&self, out: &mut Map<String, Value>) {
+        if !self.params.stats {
+            return;
+        }
         let stats = self.stats();
         out.insert("timings".to_owned(), stats.timings());
         out.insert("speculation".to_owned(), stats.speculation());
     }
+}
+
+/// How far the prompts of a request are.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Progress {
+    pub total: usize,
+    /// Tokens that came from the prefix cache.
+    pub cached: u64,
+    /// Tokens that are there, these included.
+    pub processed: u64,
+    /// Since the prompt was begun.
+    pub time_ns: u64,
 }
 
 /// How the transfer of a stream that has failed ends.
@@ -102,6 +124,9 @@ pub(crate) trait Writer: Send {
 
     /// What opens a stream.
     fn begin(&mut self, scene: &Scene<'_>, out: &mut Vec<u8>);
+
+    /// How far the prompts are, before anything else of the stream; only of a dialect whose requests can ask for it.
+    fn progress(&mut self, _: Progress, _: &Scene<'_>, _: &mut Vec<u8>) {}
 
     /// What an event adds to a choice of a stream. `tokens` are ids that were not sent yet; whether they are now. `trail`:
     /// who proposed them, where that is wanted.
@@ -171,7 +196,11 @@ pub(crate) struct Choice {
     pub whole: Vec<Entry>,
     pub whole_items: Vec<usize>,
     pub completion_tokens: u64,
+    /// What is counted of it while it runs, as far as that is wanted.
+    pub so_far: Box<Report>,
     pub end: Option<(Finish, Box<Report>)>,
+    /// What a stream of it begins with has gone out.
+    pub led: bool,
     /// Everything so far, of a choice that is recorded.
     pub written: Option<Written>,
     /// Who proposed what was not sent yet, where that is wanted.
@@ -197,7 +226,9 @@ impl Choice {
             whole: Vec::new(),
             whole_items: Vec::new(),
             completion_tokens: 0,
+            so_far: Box::default(),
             end: None,
+            led: false,
             written: None,
             trail: None,
         }
@@ -206,9 +237,7 @@ impl Choice {
     /// Takes a delta of the engine; its tokens wait until they are sent.
     pub(crate) fn take(
         &mut self,
-        said: &Said,
-        tokens: Vec<TokenId>,
-        logprobs: &[TokenLogprob],
+        Delta { said, tokens, logprobs, .. }: Delta,
         stop_tokens: &[TokenId],
         model: &dyn TextModel,
         random: &mut Random,
@@ -218,15 +247,15 @@ impl Choice {
             written.add(&said.text, &tokens);
         }
         self.tokens.extend(tokens);
-        for logprob in logprobs {
+        for logprob in &logprobs {
             // Entries cover the text; what ends a choice is not part of it.
             let ends = model.is_end(logprob.token) || stop_tokens.contains(&logprob.token);
             if !ends {
                 self.entries.push(logprob, model);
             }
         }
-        let entries = self.entries.release(said);
-        Piece { parts: self.assembler.take(said, random), entries }
+        let entries = self.entries.release(&said);
+        Piece { parts: self.assembler.take(&said, random), entries }
     }
 
     /// Keeps what is not streamed. Entries belong to the first content of their piece, or to what came before it.
@@ -250,7 +279,7 @@ impl Choice {
 
     /// Nothing follows; `cut`: a limit ended the text.
     pub(crate) fn finish(&mut self, finish: Finish, random: &mut Random) -> Piece {
-        let cut = matches!(finish, Finish::MaxTokens | Finish::ContextFull);
+        let cut = matches!(finish, Finish::MaxTokens | Finish::ContextFull | Finish::TimedOut);
         Piece { parts: self.assembler.finish(cut, random), entries: self.entries.finish(finish) }
     }
 }

@@ -29,6 +29,8 @@ pub(crate) struct ResponseWriter {
     /// Items that are closed.
     output: Vec<Value>,
     open: Option<Open>,
+    /// What the deltas of an event carry beside their text.
+    timings: Option<Value>,
 }
 
 /// An item that is open.
@@ -129,18 +131,8 @@ impl Kind {
 impl ResponseWriter {
     pub(crate) fn new(id: String, model: String, echo: Map<String, Value>) -> Self {
         let (created, random) = (answers::now(), Random::new());
-        Self {
-            id,
-            model,
-            created,
-            echo,
-            change: None,
-            random,
-            begun: false,
-            sequence: 0,
-            output: Vec::new(),
-            open: None,
-        }
+        let (output, open, timings) = (Vec::new(), None, None);
+        Self { id, model, created, echo, change: None, random, begun: false, sequence: 0, output, open, timings }
     }
 
     /// The answer to a request without input: it is complete, and nothing was computed.
@@ -224,6 +216,9 @@ impl ResponseWriter {
         if open.kind == Kind::Message {
             fields["logprobs"] = logprobs.into();
         }
+        if let Some(timings) = &self.timings {
+            fields["timings"] = timings.clone();
+        }
         let name = format!("{}.delta", open.kind.event());
         self.event(&name, fields, out);
     }
@@ -301,9 +296,10 @@ impl Writer for ResponseWriter {
         piece: &Piece,
         _: &[TokenId],
         _: Option<Map<String, Value>>,
-        _: &Scene<'_>,
+        scene: &Scene<'_>,
         out: &mut Vec<u8>,
     ) -> bool {
+        self.timings = scene.timings();
         let mut entries = logprobs(&piece.entries);
         for part in &piece.parts {
             let own = if matches!(part, Part::Content(_)) { std::mem::take(&mut entries) } else { Vec::new() };
@@ -367,7 +363,7 @@ impl Writer for ResponseWriter {
 
 /// Whether a limit ended the answer.
 fn is_cut(scene: &Scene<'_>) -> bool {
-    matches!(scene.choices[0].end, Some((Finish::MaxTokens | Finish::ContextFull, _)))
+    matches!(scene.choices[0].end, Some((Finish::MaxTokens | Finish::ContextFull | Finish::TimedOut, _)))
 }
 
 /// Entries as they are here.

@@ -17,7 +17,7 @@ use crate::serve::limits;
 use crate::serve::model::{Caps, ToolStyle};
 use crate::serve::params::Names;
 use crate::serve::schema::Class::{self, Honoured, Noted, Refused};
-use crate::serve::schema::{always, filled, never, not_one, plain_tier};
+use crate::serve::schema::{always, filled, never, not_one, plain_tier, truthy};
 use crate::serve::tools::{self, Listed, Paths, ToolChoice, Tools};
 
 /// How the fields that all dialects have are called here.
@@ -39,6 +39,8 @@ pub(crate) const FIELDS: &[(&str, Class)] = &[
     ("system", Honoured),
     ("stop_sequences", Honoured),
     ("tools", Honoured),
+    // Its chunks have no place among the events of this dialect.
+    ("return_progress", Refused(truthy)),
     ("tool_choice", Honoured),
     ("thinking", Honoured),
     ("thread", Honoured),

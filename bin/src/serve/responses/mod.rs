@@ -66,6 +66,8 @@ pub(crate) const FIELDS: &[(&str, Class)] = &[
     ("text", Honoured),
     ("reasoning", Honoured),
     ("tools", Honoured),
+    // Its chunks have no place among the events of this dialect.
+    ("return_progress", Refused(truthy)),
     ("tool_choice", Honoured),
     ("parallel_tool_calls", Honoured),
     ("include", Honoured),
