@@ -180,7 +180,8 @@ impl Engine {
         let (to_text, inbox) = unbounded();
         let (outbox, from_text) = bounded(limits::MESSAGES_WAITING);
         let shared = Arc::new(Shared::new());
-        let threads = text::start(parts, *bounds, Show::default(), &shared, inbox, outbox, Bell::Channel, None)?;
+        let ends = text::Ends { inbox, outbox, bell: Bell::Channel };
+        let threads = text::start(parts, *bounds, Show::default(), &shared, ends, None)?;
         let queue = Queue::new(bounds.stream_buffer, WAITING_MAX + slots);
         let state = Mutex::new(Desktop { queue, to_text: Some(to_text), closed: false, dead: None });
         Ok((Arc::new(Desk { shared, state, news: Condvar::new() }), from_text, threads))

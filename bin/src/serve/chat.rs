@@ -88,7 +88,8 @@ impl Chat {
         let asked = Asked { kwargs, budget, format: format::read(body)?, keep_thoughts };
         let chat = Self::of(normalised, tools, asked, WORDS);
         let mut chat = Self { reasoning, add_generation_prompt: opens.unwrap_or(true), ..chat };
-        if (continues || prefill) && !chat.continue_last() && continues {
+        let continued = (continues || prefill) && chat.continue_last();
+        if continues && !continued {
             let message = "the last message is not an assistant message with nothing but content";
             return Err(ApiError::invalid_value("continue_final_message", message));
         }

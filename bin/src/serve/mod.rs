@@ -512,8 +512,9 @@ impl Server {
         let bell = Bell::Poll(self.waker.clone());
         let record = self.record.take();
         // `long` ends when `text` has ended, or with the process: nobody waits for what it still reads.
+        let ends = text::Ends { inbox, outbox, bell };
         let text::Threads { text, long: _, recorder } =
-            text::start(parts, self.bounds, self.show, &self.shared, inbox, outbox, bell, record)?;
+            text::start(parts, self.bounds, self.show, &self.shared, ends, record)?;
         (self.text, self.recorder) = (Some(text), recorder);
         Ok(())
     }

@@ -75,8 +75,16 @@ pub(crate) struct Threads {
     pub recorder: Option<JoinHandle<()>>,
 }
 
+/// A front's other ends.
+pub(crate) struct Ends {
+    pub inbox: Receiver<ToText>,
+    pub outbox: Sender<ToFront>,
+    /// Rung when something is in `outbox`.
+    pub bell: Bell,
+}
+
 /// Starts `text` and `long` for a model and its engine, and with `record` (a file, and the digests of the model)
-/// the thread that writes it. `inbox` and `outbox` are a front's other ends.
+/// the thread that writes it.
 ///
 /// # Errors
 /// If the system gives no thread; none is left then.
@@ -85,11 +93,10 @@ pub(crate) fn start(
     bounds: Bounds,
     show: Show,
     shared: &Arc<Shared>,
-    inbox: Receiver<ToText>,
-    outbox: Sender<ToFront>,
-    bell: Bell,
+    ends: Ends,
     record: Option<(RecordFile, Digests)>,
 ) -> io::Result<Threads> {
+    let Ends { inbox, outbox, bell } = ends;
     *shared.models.write() = Some(Arc::new(info::entries(&parts.info, &parts.spec, &parts.api.aliases)));
     *shared.view.write() = Some(Arc::new(View::new(&parts, props::answer(&parts, &bounds))));
     *shared.outage.write() = parts.outage;

@@ -120,7 +120,7 @@ pub(crate) fn offered(tools: Tools, caps: &Caps) -> Result<Option<Tools>, ApiErr
 /// What one of a list of tools is.
 pub(crate) enum Listed {
     /// With what the template sees.
-    Tool(Tool, Value),
+    Tool(Box<Tool>, Value),
     /// A kind of tool that runs at a provider.
     Dropped(String),
 }
@@ -157,7 +157,7 @@ pub(crate) fn read_list(
             return Err(ApiError::invalid_type(&format!("{name}[{i}]"), "object", type_name(item)));
         };
         let (tool, definition) = match read(&Fields::nested(map, &prefix))? {
-            Listed::Tool(tool, definition) => (tool, definition),
+            Listed::Tool(tool, definition) => (*tool, definition),
             Listed::Dropped(kind) => {
                 dropped.push(kind);
                 continue;
@@ -186,7 +186,7 @@ fn read_tool(tool: &Fields<'_, '_>) -> Result<Listed, ApiError> {
     match kind {
         "function" => {
             // As it came: key order is part of the prompt.
-            Ok(Listed::Tool(function(&fields, "parameters")?, tool.whole()))
+            Ok(Listed::Tool(Box::new(function(&fields, "parameters")?), tool.whole()))
         }
         _ => custom(&fields),
     }
@@ -195,7 +195,7 @@ fn read_tool(tool: &Fields<'_, '_>) -> Result<Listed, ApiError> {
 /// A function's `name`, `description`, `parameters` and `strict`.
 fn read_function(fields: &Fields<'_, '_>) -> Result<Listed, ApiError> {
     let tool = function(fields, "parameters")?;
-    Ok(Listed::Tool(tool, json!({"type": "function", "function": fields.whole()})))
+    Ok(Listed::Tool(Box::new(tool), json!({"type": "function", "function": fields.whole()})))
 }
 
 /// A function whose schema is the field `schema`.
@@ -231,7 +231,7 @@ pub(crate) fn custom(fields: &Fields<'_, '_>) -> Result<Listed, ApiError> {
     }
     definition["function"]["parameters"] = parameters.clone();
     let parameters = parameters.as_object().cloned();
-    Ok(Listed::Tool(Tool { name, parameters, strict: false, custom: true, form }, definition))
+    Ok(Listed::Tool(Box::new(Tool { name, parameters, strict: false, custom: true, form }), definition))
 }
 
 /// What the text of a custom tool must be: `{type: grammar, syntax, definition}`, or with the last two in an object

@@ -153,7 +153,7 @@ fn read_tools(body: &Fields<'_, '_>, hosted: HostedTools) -> Result<Tools, ApiEr
 fn read_tool(tool: &Fields<'_, '_>, hosted: HostedTools) -> Result<Listed, ApiError> {
     match tool.string("type")? {
         None | Some("custom") => {
-            Ok(Listed::Tool(tools::function(tool, "input_schema")?, tools::definition(tool, "input_schema")))
+            Ok(Listed::Tool(Box::new(tools::function(tool, "input_schema")?), tools::definition(tool, "input_schema")))
         }
         Some(kind) => tools::hosted(tool, kind, hosted),
     }

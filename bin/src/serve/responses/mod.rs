@@ -254,7 +254,9 @@ fn read_tool(tool: &Fields<'_, '_>, hosted: HostedTools) -> Result<Listed, ApiEr
         })
     };
     match tool.string("type")?.ok_or_else(|| ApiError::missing(&tool.path("type")))? {
-        "function" => Ok(Listed::Tool(tools::function(tool, "parameters")?, tools::definition(tool, "parameters"))),
+        "function" => {
+            Ok(Listed::Tool(Box::new(tools::function(tool, "parameters")?), tools::definition(tool, "parameters")))
+        }
         "custom" => tools::custom(tool),
         kind if is_hosted(kind) => tools::hosted(tool, kind, hosted),
         other => {
