@@ -21,7 +21,7 @@ pub(crate) struct Tool {
     /// Its arguments are one text, not an object: a custom tool.
     pub custom: bool,
     /// What that text must be.
-    pub form: Option<Format>,
+    pub form: Option<Box<Format>>,
 }
 
 /// Whether calls are wanted.
@@ -236,7 +236,7 @@ pub(crate) fn custom(fields: &Fields<'_, '_>) -> Result<Listed, ApiError> {
 
 /// What the text of a custom tool must be: `{type: grammar, syntax, definition}`, or with the last two in an object
 /// `grammar`.
-fn custom_form(fields: &Fields<'_, '_>) -> Result<Option<Format>, ApiError> {
+fn custom_form(fields: &Fields<'_, '_>) -> Result<Option<Box<Format>>, ApiError> {
     let Some(map) = fields.object("format")? else { return Ok(None) };
     let path = fields.path("format.");
     let format = Fields::nested(map, &path);
@@ -261,7 +261,7 @@ fn custom_form(fields: &Fields<'_, '_>) -> Result<Option<Format>, ApiError> {
             return Err(ApiError::unsupported_value(&grammar.path("syntax"), message));
         }
     };
-    Ok(Some(Format::new(form, grammar.path("definition"))))
+    Ok(Some(Box::new(Format::new(form, grammar.path("definition")))))
 }
 
 /// A tool's name.

@@ -280,7 +280,8 @@ mod tests {
             assert!(said.runs.is_empty(), "nobody asked");
             deltas.push(said.text);
             if hit.is_some() {
-                assert_eq!(output, Output::default(), "nothing is held after the end");
+                let invalid = output.invalid();
+                assert_eq!(output, Output { invalid, ..Output::default() }, "nothing is held after the end");
                 return (deltas.join("|"), hit);
             }
         }
@@ -315,6 +316,26 @@ mod tests {
     fn the_stop_string_stays_when_asked() {
         let stop = Stop { strings: vec![b"END".to_vec()], include: true, ..Stop::default() };
         assert_eq!(run(&[b"aE", b"NDb"], &stop), ("a|END".to_owned(), Some(0)));
+    }
+
+    #[test]
+    fn what_is_no_character_is_counted() {
+        for (pieces, count) in [
+            (&[&b"a\xf0\x9f"[..], &b"\xa6\x80"[..]][..], 0),
+            (&[&b"a\xff"[..], &b"\xffb"[..]][..], 2),
+            (&[&b"\xef\xbf\xbd"[..]][..], 0),
+            (&[&b"a\xf0\x9f"[..]][..], 1),
+            (&[&b"\xf0\x9f"[..], &b"a"[..]][..], 1),
+        ] {
+            let (mut output, mut said) = (Output::default(), Said::default());
+            for piece in pieces {
+                output.token(TokenId(0), piece, None, &Stop::default(), true, &mut said);
+            }
+            output.finish(&mut said);
+            assert_eq!(output.invalid(), count, "{pieces:?}");
+            output.start(None);
+            assert_eq!(output.invalid(), 0);
+        }
     }
 
     #[test]

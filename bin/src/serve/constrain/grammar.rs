@@ -7,7 +7,7 @@ use engine::ids::TokenId;
 use llguidance::TokenParser;
 use llguidance::api::StopReason;
 
-/// A parser beside its lexer: rows, caches, and what every terminal and its rules take. Measured, and rounded up.
+/// A parser beside its lexer, and what every terminal and its rules take: estimates, and high ones.
 const PARSER_BYTES: usize = 64 * 1024;
 const REGEX_BYTES: usize = 4096;
 

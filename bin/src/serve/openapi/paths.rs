@@ -10,6 +10,8 @@ use crate::serve::routes::{self, Route};
 use crate::serve::schema;
 use crate::serve::shapes::Shape;
 
+/// The tag of what is known and not implemented.
+const NOT_IMPLEMENTED: &str = "not implemented";
 /// Statuses of a request that is at fault before anybody knows what it is for.
 const FRAME: [u16; 4] = [400, 408, 414, 431];
 /// ... of one whose path is served, where every connection may find no room.
@@ -113,7 +115,7 @@ fn parameter(name: &str) -> Value {
 
 /// An operation of a path that is known and not implemented.
 fn missing(shape: Shape) -> Value {
-    json!({"summary": "Not implemented", "security": [], "responses": refused(shape, FRAME.into_iter().chain([501]))})
+    json!({"summary": "Not implemented", "tags": [NOT_IMPLEMENTED], "security": [], "responses": refused(shape, FRAME.into_iter().chain([501]))})
 }
 
 fn refused(shape: Shape, statuses: impl Iterator<Item = u16>) -> Map<String, Value> {

@@ -315,7 +315,7 @@ fn custom_of(form: Form) -> Result<Box<dyn Constraint>, ApiError> {
         parameters: parameters.as_object().cloned(),
         strict: false,
         custom: true,
-        form: Some(Format::new(form, "tools[1].custom.format.grammar.definition")),
+        form: Some(Box::new(Format::new(form, "tools[1].custom.format.grammar.definition"))),
     };
     let now = Tool { name: "now".into(), parameters: None, strict: false, custom: false, form: None };
     let tools = Tools { list: vec![now, custom], ..Tools::default() };
