@@ -268,7 +268,7 @@ fn inspect_tells_what_a_file_is() {
 /// All rooms of a server; and what the small ones take, which no count of a whole process shows.
 #[test]
 fn every_room_is_listed_and_small_ones_have_their_size() {
-    const ROOMS: [&str; 40] = [
+    const ROOMS: [&str; 42] = [
         "model files",
         "repacked weights",
         "small tensors",
@@ -305,6 +305,8 @@ fn every_room_is_listed_and_small_ones_have_their_size() {
         "token pieces",
         "vocabulary of grammars",
         "grammars",
+        "grammars kept",
+        "prompts remembered",
         "connections",
         "answers being read",
         "requests being read",
