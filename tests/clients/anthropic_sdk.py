@@ -42,6 +42,15 @@ def ask(client, **more):
     return whole
 
 
+def models(client):
+    page = client.models.list(limit=5)
+    (model,) = page.data
+    assert model.id == "org/scripted" and model.created_at.year > 2000 and not page.has_next_page(), page
+    assert [other.id for other in client.models.list()] == ["org/scripted"], "one page, listed once"
+    assert list(client.models.list(after_id="org/scripted")) == []
+    assert client.models.retrieve("org/scripted").display_name == model.display_name
+
+
 def talk(client):
     message = ask(client, messages=[{"role": "user", "content": "SDK talk"}])
     thinking, text = message.content
@@ -116,6 +125,39 @@ def runner(client):
     assert last.content[-1].text == "It is sunny in Paris and 4 is the sum.", last
 
 
+def limits(client):
+    """A limit beyond the context is none: the text goes on to the end of what fits."""
+    with client.messages.stream(model="any", max_tokens=128_000, messages=[{"role": "user", "content": "Never stop"}]) as stream:
+        message = stream.get_final_message()
+    assert message.stop_reason == "end_turn" and message.content[0].text.startswith("on and on"), message.stop_reason
+    long = "word " * 7900
+    with client.messages.stream(model="any", max_tokens=128_000, messages=[{"role": "user", "content": long + "Never stop"}]) as stream:
+        message = stream.get_final_message()
+    assert message.stop_reason == "model_context_window_exceeded", message.stop_reason
+
+
+def faults(client):
+    """What fails in the middle is an error of the library, and the next request is served."""
+    failing = dict(model="any", max_tokens=50, messages=[{"role": "user", "content": "Fail in the middle"}])
+    text = ""
+    try:
+        with client.messages.stream(**failing) as stream:
+            for piece in stream.text_stream:
+                text += piece
+    except anthropic.APIStatusError as error:
+        assert error.body["error"]["type"] == "api_error", error.body
+    else:
+        raise AssertionError("a stream that failed ended well")
+    assert text == "As far as this", text
+    try:
+        client.messages.create(**failing)
+    except anthropic.InternalServerError as error:
+        assert error.status_code == 500 and error.body["error"]["details"]["error_code"] == "engine_error", error.body
+    else:
+        raise AssertionError("an answer that failed was given")
+    assert client.messages.create(model="any", max_tokens=500, messages=[{"role": "user", "content": "SDK talk"}]).content
+
+
 def errors(client):
     def refused(kind, **more):
         try:
@@ -143,7 +185,7 @@ def errors(client):
 
 def main():
     client = anthropic.Anthropic(base_url=sys.argv[1], api_key="none", max_retries=0)
-    for check in (talk, tools, runner, errors):
+    for check in (models, talk, tools, runner, limits, faults, errors):
         check(client)
         print(f"{check.__name__}: as scripted")
 

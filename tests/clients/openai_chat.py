@@ -5,9 +5,10 @@ import json
 import openai
 from pydantic import BaseModel
 
-from check import base, equal, raises, true
+from check import base, equal, identities, raises, true
 
 client = openai.OpenAI(base_url=base() + "/v1", api_key="none", max_retries=0)
+PAGE = 16  # tokens
 ADD = {"type": "function", "function": {"name": "add", "parameters": {"type": "object",
        "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}, "required": ["a", "b"]}}}
 SHOUT = {"type": "function", "function": {"name": "shout", "parameters": {"type": "object",
@@ -34,6 +35,7 @@ def chat():
     usage = whole.usage
     equal(usage.total_tokens, usage.prompt_tokens + usage.completion_tokens, "usage")
     true(0 < usage.completion_tokens_details.reasoning_tokens < usage.completion_tokens, "thinking is counted")
+    identities(whole.usage.model_dump(), whole.timings, whole.speculation)
     for strategy in ["off", "ngram-suffix"]:
         extra = {"speculative": {"strategy": strategy}}
         text, thought, counted, finish = "", "", None, None
@@ -61,6 +63,15 @@ def choices():
     one = ask("Say it plainly", seed=7, temperature=0.5)
     equal(three.choices[0].message.content, one.choices[0].message.content, "the first of three")
     equal(three.usage.prompt_tokens, one.usage.prompt_tokens, "the prompt is counted once")
+    with client.chat.completions.stream(model="any", messages=[{"role": "user", "content": "Say it plainly"}], n=3, seed=7,
+                                        temperature=0.5, stream_options={"include_usage": True}) as stream:
+        for _ in stream:
+            pass
+        final = stream.get_final_completion()
+    equal([(c.index, c.message.content, c.finish_reason) for c in final.choices],
+          [(c.index, c.message.content, c.finish_reason) for c in three.choices], "a stream of three")
+    equal((final.usage.prompt_tokens, final.usage.completion_tokens),
+          (three.usage.prompt_tokens, three.usage.completion_tokens), "usage of a stream of three")
 
 
 def tools():
@@ -86,6 +97,12 @@ def tools():
     messages = [{"role": "user", "content": "Use both tools"}, message.model_dump(exclude_none=True), *results[::-1]]
     last = client.chat.completions.create(model="any", messages=messages, tools=[ADD, SHOUT])
     equal(last.choices[0].message.content, "The sum is 5.", "the end of the loop")
+    # The first turn is not computed again, but for what a template may write in another way.
+    cached, known = last.usage.prompt_tokens_details.cached_tokens, first.usage.prompt_tokens
+    true(cached >= known - PAGE, f"{cached} of {known} tokens of the first turn are known in the second")
+    empty = [{"role": "user", "content": "Use both tools"}, {**message.model_dump(exclude_none=True), "content": None}, *results]
+    equal(client.chat.completions.create(model="any", messages=empty, tools=[ADD, SHOUT]).choices[0].message.content,
+          "The sum is 5.", "a loop whose calls have no content")
     missing = raises(openai.BadRequestError,
                      lambda: client.chat.completions.create(model="any", messages=[*messages[:3], messages[0]], tools=[ADD, SHOUT]),
                      "a call without its result")
@@ -98,6 +115,21 @@ def tools():
     equal(unknown.param, "tool_choice", "its parameter")
 
 
+def tool_choices():
+    """What must be called is, and no more of it than was allowed."""
+    named = {"type": "function", "function": {"name": "shout"}}
+    allowed = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [named]}}
+    for choice in ["auto", "required", named, allowed]:
+        answer = ask("Call one", tools=[ADD, SHOUT], tool_choice=choice).choices[0]
+        equal([(c.function.name, c.function.arguments) for c in answer.message.tool_calls], [("shout", '{"text":"hé"}')], f"{choice}")
+        equal(answer.finish_reason, "tool_calls", f"the reason of {choice}")
+    single = ask("Use both tools", tools=[ADD, SHOUT], parallel_tool_calls=False).choices[0]
+    equal([c.function.name for c in single.message.tool_calls], ["add"], "one call where two would come")
+    for wrong in ["required", named]:
+        bad = raises(openai.BadRequestError, lambda: ask("x", tool_choice=wrong), "a call without tools")
+        equal(bad.param, "tool_choice", "its parameter")
+
+
 def structured():
     class Person(BaseModel):
         name: str
@@ -106,9 +138,14 @@ def structured():
     parsed = client.chat.completions.parse(model="any", messages=[{"role": "user", "content": "Who is it"}],
                                            response_format=Person)
     equal(parsed.choices[0].message.parsed, Person(name="Ada", age=36), "a parsed answer")
-    bad = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"not": {}}}}
-    refused = raises(openai.BadRequestError, lambda: ask("Who is it", response_format=bad), "a schema that cannot be met")
-    equal(refused.code, "invalid_schema", "its code")
+    true(parsed.choices[0].message.reasoning_content, "thinking in front of it")
+    pattern = {"type": "object", "properties": {"a": {"type": "string", "pattern": "(["}}}
+    for schema, code, place in [({"not": {}}, "invalid_schema", "/not"), (pattern, "invalid_schema", "/properties/a/pattern"),
+                                (None, "missing_required_parameter", "schema")]:
+        bad = {"type": "json_schema", "json_schema": {"name": "x", **({"schema": schema} if schema else {})}}
+        refused = raises(openai.BadRequestError, lambda: ask("Who is it", response_format=bad), f"the schema {schema}")
+        equal(refused.code, code, "its code")
+        true(place in str(refused), f"{place} in {refused}")
 
 
 def stops_and_logprobs():
@@ -137,6 +174,27 @@ def errors():
     equal(absent.status_code, 501, "their status")
 
 
-for part in [models, chat, choices, tools, structured, stops_and_logprobs, completions, errors]:
+def faults():
+    """What fails is an error of the library, in a stream too, and what will fail again is asked once."""
+    asked = []
+    hooks = {"request": [lambda request: asked.append(request.url.path)]}
+    patient = client.with_options(max_retries=3, http_client=openai.DefaultHttpxClient(event_hooks=hooks))
+    failing = {"model": "any", "messages": [{"role": "user", "content": "Fail in the middle"}]}
+    text = ""
+
+    def read():
+        nonlocal text
+        for chunk in patient.chat.completions.create(**failing, stream=True):
+            text += "".join(choice.delta.content or "" for choice in chunk.choices)
+
+    error = raises(openai.APIError, read, "a stream that fails")
+    equal((text, error.code), ("As far as this", "engine_error"), "what came before, and the error's code")
+    raises(openai.InternalServerError, lambda: patient.chat.completions.create(**failing), "an answer that fails")
+    raises(openai.InternalServerError, lambda: patient.embeddings.create(model="any", input="x"), "embeddings")
+    equal(asked, ["/v1/chat/completions", "/v1/chat/completions", "/v1/embeddings"], "each was asked once")
+    equal(ask("Say it plainly").choices[0].finish_reason, "stop", "the next request")
+
+
+for part in [models, chat, choices, tools, tool_choices, structured, stops_and_logprobs, completions, errors, faults]:
     part()
 print("openai: chat, streams, tools, structured output, completions and errors are as they should be")

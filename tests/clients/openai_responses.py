@@ -6,6 +6,7 @@ Everything goes through the client library as programs use it, and is compared w
 import sys
 
 import openai
+from pydantic import BaseModel
 
 THOUGHT = "The user wants to talk.\n"
 SAID = "Hello there, how are you? STOP here."
@@ -105,7 +106,7 @@ def ends(client):
             {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "SDK talk"}]},
             {"type": "reasoning", "id": "rs_x", "summary": [], "encrypted_content": "x"},
         ],
-        tools=[{**WEATHER}, {"type": "web_search"}, {"type": "local_shell"}],
+        tools=[WEATHER, {"type": "web_search"}, {"type": "local_shell"}, NOTE],
         include=["reasoning.encrypted_content"],
         store=False,
         prompt_cache_key="k",
@@ -113,6 +114,24 @@ def ends(client):
         reasoning={"summary": "auto"},
     )
     assert agent.status == "completed"
+
+
+def structured(client):
+    class Person(BaseModel):
+        name: str
+        age: int
+
+    response = client.responses.parse(model="any", input="Who is it", text_format=Person)
+    assert response.output_parsed == Person(name="Ada", age=36), response.output
+    with client.responses.stream(model="any", input="Who is it", text_format=Person) as stream:
+        assert stream.until_done().get_final_response().output_parsed == Person(name="Ada", age=36)
+
+
+def faults(client):
+    events = list(client.responses.create(model="any", input="Fail in the middle", stream=True))
+    assert events[-1].type == "response.failed" and events[-1].response.error.code == "server_error", events[-1]
+    assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == "As far as this"
+    assert client.responses.create(model="any", input="SDK talk").output_text == SAID
 
 
 def errors(client):
@@ -138,7 +157,7 @@ def errors(client):
 
 def main():
     client = openai.OpenAI(base_url=f"{sys.argv[1]}/v1", api_key="none", max_retries=0)
-    for check in (talk, tools, custom, ends, errors):
+    for check in (talk, tools, custom, ends, structured, faults, errors):
         check(client)
         print(f"{check.__name__}: as scripted")
 

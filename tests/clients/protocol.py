@@ -3,7 +3,7 @@ model offers the text is the same."""
 
 import openai
 
-from check import base, equal, true
+from check import base, equal, identities, true
 
 client = openai.OpenAI(base_url=base() + "/v1", api_key="none", max_retries=0)
 listed = client.models.list().data[0]
@@ -19,6 +19,7 @@ for strategy in strategies:
         true(text, f"{strategy}: there is no text")
         equal(text, seen.setdefault(temperature, text), f"{strategy}, temperature {temperature}: the text of another strategy")
         equal(whole.usage.total_tokens, whole.usage.prompt_tokens + whole.usage.completion_tokens, "usage")
+        identities(whole.usage.model_dump(), whole.timings, whole.speculation)
         equal(whole.speculation["effective"]["strategy"], strategy, "the strategy that ran")
         parts = client.chat.completions.create(**how, stream=True)
         streamed = "".join(choice.delta.content or "" for part in parts for choice in part.choices)

@@ -27,6 +27,15 @@ use serde::Deserialize;
 /// is kept.
 pub const TEMPLATE: &str = include_str!("scripted.jinja");
 
+/// What [`TEMPLATE`] writes in front of an answer, and what ends its thinking.
+const ANSWER: &str = "<|im_start|>assistant\n";
+const THOUGHT: &str = "</think>\n\n";
+
+/// What stands behind the last `mark`.
+fn behind<'a>(text: &'a str, mark: &str) -> Option<&'a str> {
+    text.rsplit_once(mark).map(|(_, behind)| behind)
+}
+
 /// A reply, and when it is given.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Rule {
@@ -35,12 +44,15 @@ pub struct Rule {
     pub contains: Vec<String>,
     /// What the model writes, in the template's own markup, up to its end token.
     pub say: String,
+    /// Behind that text comes no end token: nothing that can be chosen does.
+    #[serde(default)]
+    pub fails: bool,
 }
 
 impl Rule {
     /// A rule of one text.
     pub fn new(contains: &str, say: &str) -> Self {
-        Self { contains: vec![contains.to_owned()], say: say.to_owned() }
+        Self { contains: vec![contains.to_owned()], say: say.to_owned(), fails: false }
     }
 }
 
@@ -61,20 +73,28 @@ impl Scripted {
         String::from_utf8_lossy(&bytes).into_owned()
     }
 
-    /// The token that the script wants behind a history whose last `completion` tokens are the model's.
-    fn next(&self, history: &[TokenId], completion: usize) -> TokenId {
+    /// The token that the script wants behind a history whose last `completion` tokens are the model's. `None`: there is
+    /// none that could be chosen.
+    fn next(&self, history: &[TokenId], completion: usize) -> Option<TokenId> {
         let (prompt, said) = history.split_at(history.len() - completion);
         let prompt = self.text(prompt);
         let rule = self.rules.iter().find(|rule| rule.contains.iter().all(|text| prompt.contains(text)));
-        let say = rule.map_or("", |rule| rule.say.as_str());
+        let mut say = rule.map_or("", |rule| rule.say.as_str());
+        // An answer that the prompt has begun goes on.
+        let answer = behind(say, THOUGHT).unwrap_or(say);
+        let begun = behind(&prompt, ANSWER).map_or("", |begun| behind(begun, THOUGHT).unwrap_or(begun));
+        if let Some(rest) = answer.strip_prefix(begun).filter(|_| !begun.is_empty()) {
+            say = rest;
+        }
         let ids = self.tokenizer.encode(say.as_bytes(), EncodeOptions { parse_special: true, add_special: false });
         if said.iter().map(|t| t.0).eq(ids.iter().copied().take(completion)) && completion < ids.len() {
-            return TokenId(ids[completion]);
+            return Some(TokenId(ids[completion]));
         }
         // Something else was committed: the reply goes on behind the same text.
         let rest = say.strip_prefix(self.text(said).as_str()).unwrap_or_default();
         let ids = self.tokenizer.encode(rest.as_bytes(), EncodeOptions { parse_special: true, add_special: false });
-        ids.first().map_or(self.end, |id| TokenId(*id))
+        let last = (!rule.is_some_and(|rule| rule.fails)).then_some(self.end);
+        ids.first().map(|id| TokenId(*id)).or(last)
     }
 
     fn run_trunk(&mut self, work: &TrunkWork, out: &mut StepResult) {
@@ -154,8 +174,9 @@ impl Scripted {
     }
 }
 
-/// Logits that leave little doubt.
-fn raw_logits(vocab: usize, wanted: TokenId) -> Vec<f32> {
+/// Logits that leave little doubt; none that could be chosen where nothing is wanted.
+fn raw_logits(vocab: usize, wanted: Option<TokenId>) -> Vec<f32> {
+    let Some(wanted) = wanted else { return vec![f32::NAN; vocab] };
     let mut row: Vec<f32> = (0..vocab).map(|v| -10.0 - v as f32 * 1e-3).collect();
     row[wanted.index()] = 10.0;
     row
