@@ -1,6 +1,7 @@
 //! The tick over the toy model: what is committed, counted, scheduled and freed.
 
 mod constraints;
+mod edges;
 mod gauges;
 mod pages;
 mod prefix;

@@ -59,6 +59,8 @@ pub struct ToyConfig {
     pub fault_at: usize,
     /// A sequence is nothing but its pages; without an MTP block only.
     pub plain: bool,
+    /// The pass from which on the target says something else of the same history; 0 = never.
+    pub moody_at: u64,
 }
 
 impl Default for ToyConfig {
@@ -76,6 +78,7 @@ impl Default for ToyConfig {
             end_at: 0,
             fault_at: 0,
             plain: false,
+            moody_at: 0,
         }
     }
 }
@@ -348,6 +351,8 @@ impl Toy {
         }
         self.passes += 1;
         assert!(self.passes != self.config.panic_at, "the toy was told to panic");
+        let moody = self.config.moody_at > 0 && self.passes >= self.config.moody_at;
+        let target = ToyConfig { seed: self.config.seed + u64::from(moody), ..self.config.clone() };
         let rows = work.token.len();
         assert!(rows <= self.step_rows, "{rows} rows of at most {}", self.step_rows);
         assert_eq!(work.source.len(), rows);
@@ -438,7 +443,7 @@ impl Toy {
             let verdict = accept::walk(&tokens[1..], |j| {
                 let r = first_rule + j;
                 history.push(tokens[j]);
-                logits(&self.config, &history, &mut self.row);
+                logits(&target, &history, &mut self.row);
                 let edits = &rules.edit[range(&rules.edit_start, r)];
                 for (n, e) in edits.iter().enumerate() {
                     assert!(edits[..n].iter().all(|o| o.token != e.token), "two edits of one token");
