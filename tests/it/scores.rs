@@ -8,10 +8,13 @@ use engine_tests::drive::{Cell, Subject, executor, submit_on};
 
 use crate::stages::{staged, subjects};
 
-/// Numbers as their bits, so that nothing passes for equal that is not.
-fn bits(list: &[TokenLogprob]) -> Vec<(TokenId, u32, Vec<(TokenId, u32)>)> {
-    let top = |entry: &TokenLogprob| entry.top.iter().map(|(token, p)| (*token, p.to_bits())).collect();
-    list.iter().map(|entry| (entry.token, entry.logprob.to_bits(), top(entry))).collect()
+/// Numbers as their bits, so that nothing passes for equal that is not: of a token and of the likeliest beside it.
+fn bits(list: &[TokenLogprob]) -> Vec<Vec<(TokenId, u32)>> {
+    let all = |entry: &TokenLogprob| {
+        let own = (entry.token, entry.logprob);
+        [own].iter().chain(&entry.top).map(|(token, p)| (*token, p.to_bits())).collect()
+    };
+    list.iter().map(all).collect()
 }
 
 fn executors(subject: &Subject, cell: &Cell) -> [(&'static str, Box<dyn Executor>); 2] {

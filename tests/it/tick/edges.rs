@@ -119,7 +119,7 @@ fn what_is_counted_of_a_request_does_not_depend_on_others() {
     };
     let long: Vec<u32> = (0..150).map(|i| [1, 2, 3, 1, 2, 7, 3][i % 7]).collect();
     let ask = |ticket: u64| {
-        let prompt = if ticket % 2 == 0 { &long[..] } else { &long[..3 + ticket as usize] };
+        let prompt = if ticket.is_multiple_of(2) { &long[..] } else { &long[..3 + ticket as usize] };
         let mut s = submission(ticket, prompt, 60, speculation(Strategy::MtpSuffix, 7));
         s.sampling = Sampling { temperature: 0.8, top_k: 8, seed: ticket, ..Sampling::greedy() };
         s

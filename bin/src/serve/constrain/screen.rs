@@ -82,6 +82,9 @@ const ANNOTATIONS: [&str; 13] = [
 const PAIRS: [(&str, &str); 4] =
     [("minLength", "maxLength"), ("minItems", "maxItems"), ("minProperties", "maxProperties"), ("minimum", "maximum")];
 
+/// Integers that grammars tell apart: they count in floating point.
+const INTEGER_MAX: u64 = 1 << 53;
+
 /// What is wrong with a schema, and where.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Flaw {
@@ -186,6 +189,9 @@ impl Screen {
             let found = crate::serve::json::type_name(value);
             Err(flaw(pointer, format!("{key}: expected {expected}, found {found}")))
         };
+        if matches!(holds, Holds::Number | Holds::Bound) || matches!(key, "const" | "enum") {
+            exact(value, pointer)?;
+        }
         match (holds, value) {
             (Holds::Schema | Holds::Either, Value::Object(_) | Value::Bool(_)) => self.schema(value, pointer, depth),
             (Holds::Schemas | Holds::Either, Value::Array(list)) => {
@@ -221,6 +227,23 @@ impl Screen {
             (Holds::Either, _) => wrong(pointer, "a schema or a list of schemas"),
             (Holds::Count | Holds::Number | Holds::Bound, _) => wrong(pointer, "a number"),
         }
+    }
+}
+
+/// A value whose integers mean themselves to a grammar.
+///
+/// # Errors
+/// Where one does not.
+fn exact(value: &Value, pointer: &mut String) -> Result<(), Flaw> {
+    match value {
+        Value::Number(n) if n.as_i64().map_or(n.is_u64(), |n| n.unsigned_abs() > INTEGER_MAX) => {
+            Err(flaw(pointer, format!("{n} is not told apart from its neighbours; integers go to 2^53 on either side")))
+        }
+        Value::Array(list) => {
+            list.iter().enumerate().try_for_each(|(i, item)| below(pointer, &i.to_string(), |p| exact(item, p)))
+        }
+        Value::Object(map) => map.iter().try_for_each(|(key, item)| below(pointer, key, |p| exact(item, p))),
+        _ => Ok(()),
     }
 }
 
@@ -281,6 +304,7 @@ mod tests {
 
     #[test]
     fn annotations_go_and_everything_else_stays() {
+        assert!(screen(&json!({"const": 1_i64 << 53, "maximum": 1e300}), Strictness::Exact).is_ok());
         let schema = json!({"$schema": "x", "title": "t", "type": "object", "x-order": 1, "required": ["title"],
             "properties": {"title": {"type": ["string", "null"], "description": "d", "maxLength": 5.0},
                 "items": {"type": "array", "items": {"$ref": "#/$defs/a"}, "uniqueItems": false}},
@@ -315,6 +339,9 @@ mod tests {
             (json!({"minItems": -1}), "/minItems", "no count"),
             (json!({"multipleOf": 0}), "/multipleOf", "above 0"),
             (json!({"enum": []}), "/enum", "no value"),
+            (json!({"enum": [1, {"k": [u64::MAX]}]}), "/enum/1/k/0", "18446744073709551615 is not told apart"),
+            (json!({"const": (1_i64 << 53) + 1}), "/const", "not told apart"),
+            (json!({"minimum": i64::MIN}), "/minimum", "not told apart"),
             (json!({"properties": []}), "/properties", "object of schemas"),
             (json!({"items": 5}), "/items", "a schema or a list"),
             (json!({"anyOf": [5]}), "/anyOf/0", "found number"),
