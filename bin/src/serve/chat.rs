@@ -207,6 +207,14 @@ impl Chat {
             RenderError::TooLong(least) => too_long(least),
         })?;
         if let Some(text) = &self.continues {
+            let caps = model.caps();
+            if let (Some(_), Some((_, end))) = (rendered.open_tag.take(), caps.think) {
+                // What was said stands behind the thinking, of which there is none.
+                let (at, shut) = (rendered.text.len() + 1, format!("\n{end}\n\n"));
+                rendered.tokens.extend(model.encode(&shut, false, true));
+                rendered.special_spans.extend(caps.think_tokens.map(|_| (at, at + end.len())));
+                rendered.text.push_str(&shut);
+            }
             let least = rendered.tokens.len() + model.ids_min(text.len());
             if least >= n_ctx {
                 return Err(too_long(least));
