@@ -182,3 +182,36 @@ fn thirty_turns_of_a_tool_loop_compute_what_is_new() {
     assert_eq!(dropped, 2, "thinking went twice");
     assert!(before.len() > 1500, "{} tokens in the end", before.len());
 }
+
+/// Rows that lose their pages in the middle of an answer and are computed once more draw what they would have drawn.
+#[test]
+fn a_row_that_loses_its_pages_says_the_same() {
+    for subject in stages::subjects() {
+        let strategies = subject.strategies();
+        let words = subject.prompts.iter().max_by_key(|p| p.len()).expect("a prompt");
+        let all: Vec<Submission> = (0..3_u64)
+            .map(|ticket| {
+                let prompt: Vec<TokenId> = words.iter().cycle().skip(ticket as usize * 11).take(60).copied().collect();
+                Submission {
+                    max_tokens: 60,
+                    ..ask(ticket, &prompt, strategies[ticket as usize % strategies.len()], 0.8)
+                }
+            })
+            .collect();
+        let roomy = Limits { prefix_cache: false, checkpoints: 0, ..Limits::new(3, 128) };
+        let mut want = rig(&subject, &roomy);
+        let mut tight = rig(&subject, &Limits { pages: 12, ..roomy.clone() });
+        for s in &all {
+            run(&mut want, s);
+            tight.submit(s);
+        }
+        tight.settle();
+        let preempted =
+            |rig: &Rig| all.iter().map(|s| rig.of(s.ticket.0).report.as_ref().unwrap().preempted).sum::<u64>();
+        assert_eq!((preempted(&want), preempted(&tight) > 0), (0, true), "{}", subject.name);
+        for s in &all {
+            assert_eq!(tight.of(s.ticket.0).outcome, want.of(s.ticket.0).outcome, "{} {}", subject.name, s.ticket.0);
+        }
+        tight.assert_empty();
+    }
+}

@@ -74,18 +74,27 @@ fn streamed(text: &str, mut more: Value) -> (Value, Vec<Value>) {
                 message["tool_calls"] = json!([]);
             }
             let list = message["tool_calls"].as_array_mut().unwrap();
+            let names = |value: &Value| value.as_object().unwrap().keys().cloned().collect::<Vec<_>>();
+            let kind = if call.get("custom").is_some() { "custom" } else { "function" };
+            let text = if kind == "custom" { "input" } else { "arguments" };
             if call.get("id").is_some() {
+                // The head has everything but a piece of the arguments, and what follows nothing but such pieces.
+                assert_eq!(
+                    (names(call).len(), &call["type"], &call[kind][text]),
+                    (4, &json!(kind), &json!("")),
+                    "{call}"
+                );
+                assert_eq!(call[kind].as_object().unwrap().len(), 2, "{call}");
                 assert_eq!(list.len(), index, "calls begin in order, once");
                 let mut begun = call.clone();
                 begun.as_object_mut().unwrap().remove("index");
                 list.push(begun);
                 continue;
             }
-            for (kind, text) in [("function", "arguments"), ("custom", "input")] {
-                if let Some(more) = call.get(kind) {
-                    append(&mut list[index][kind][text], &more[text]);
-                }
-            }
+            assert_eq!((names(call).len(), list.len()), (2, index + 1), "a piece is of the last call: {call}");
+            assert_eq!(names(&call[kind]), [text], "{call}");
+            assert_ne!(call[kind][text], "", "{call}");
+            append(&mut list[index][kind][text], &call[kind][text]);
         }
     }
     (message, chunks)

@@ -195,19 +195,26 @@ fn choices_differ_and_the_first_is_that_of_one() {
 
 #[test]
 fn a_seed_gives_the_same_text_whatever_else_runs() {
-    let request = || chat(shared(), json!({"temperature": 0.9, "seed": 5}));
-    let alone = request();
-    let beside: Vec<Value> = std::thread::scope(|scope| {
-        let threads: Vec<_> = (0..4).map(|_| scope.spawn(request)).collect();
-        threads.into_iter().map(|t| t.join().unwrap()).collect()
+    let real = Real::start("--threads 1 --parallel 8 --ctx-size 512");
+    let request = |strategy: &str, n: u64| {
+        chat(real.address(), json!({"temperature": 1.7, "seed": 42 + n, "speculative": {"strategy": strategy}}))
+    };
+    let alone = [0, 1].map(|n| content(&request("off", n), 0).to_owned());
+    assert_ne!(alone[0], alone[1], "another seed draws another text");
+    let beside: Vec<(usize, Value)> = std::thread::scope(|scope| {
+        let all = STRATEGIES.into_iter().flat_map(|strategy| [(strategy, 0), (strategy, 1)]);
+        let threads: Vec<_> = all.map(|(strategy, n)| (n, scope.spawn(move || request(strategy, n as u64)))).collect();
+        threads.into_iter().map(|(n, thread)| (n, thread.join().unwrap())).collect()
     });
-    for answer in beside {
-        assert_eq!(content(&answer, 0), content(&alone, 0));
+    for (n, answer) in beside {
+        assert_eq!(content(&answer, 0), alone[n], "{}", answer["speculation"]["strategy"]);
+        assert_eq!(answer["timings"]["seed"], 42 + n);
     }
     // A random seed is told, and gives the same text when it is asked for.
-    let random = chat(shared(), json!({"temperature": 1.0}));
-    let again = chat(shared(), json!({"temperature": 1.0, "seed": random["timings"]["seed"]}));
+    let random = chat(real.address(), json!({"temperature": 1.7}));
+    let again = chat(real.address(), json!({"temperature": 1.7, "seed": random["timings"]["seed"]}));
     assert_eq!(content(&again, 0), content(&random, 0));
+    real.end();
 }
 
 #[test]
@@ -296,7 +303,8 @@ fn token_limits() {
     let answer =
         ask(small.address(), "/v1/completions", &json!({"prompt": prompt, "max_tokens": 1_000_000_000})).json();
     assert_eq!(answer["usage"]["completion_tokens"], 1);
-    assert_eq!(answer["choices"][0]["finish_reason"], "length");
+    let choice = &answer["choices"][0];
+    assert_eq!((&choice["finish_reason"], &choice["stop_reason"]), (&json!("length"), &json!("context_full")));
     let prompt = json!(vec![100; 40]);
     let request = json!({"prompt": prompt, "max_tokens": 500, "ignore_eos": true});
     let answer = ask(small.address(), "/v1/completions", &request).json();

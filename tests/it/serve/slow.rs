@@ -37,7 +37,7 @@ fn by_prompt(hang: Script) -> impl Fn(&engine::api::Submission) -> Script + Send
 
 #[test]
 fn who_leaves_is_cancelled_in_every_phase() {
-    for script in [Script::Queue, Script::Prefill, Script::Endless] {
+    for (script, phase) in [(Script::Queue, "queued"), (Script::Prefill, "prefill"), (Script::Endless, "decode")] {
         for stream in [true, false] {
             let fake = Fake::start(by_prompt(script.clone()));
             let mut client = Client::connect(fake.address());
@@ -53,6 +53,7 @@ fn who_leaves_is_cancelled_in_every_phase() {
             let metrics = client.answer().text();
             assert!(metrics.contains("engine_requests_finished_total{reason=\"cancelled\"} 1"), "{metrics}");
             assert!(metrics.contains("code=\"499\""));
+            assert!(metrics.contains(&format!("engine_cancellations_total{{phase=\"{phase}\"}} 1\n")), "{metrics}");
             assert!(metrics.contains("engine_requests_running 0") && metrics.contains("engine_requests_waiting 0"));
         }
     }

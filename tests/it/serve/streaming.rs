@@ -80,11 +80,49 @@ fn choices_open_in_order_and_keep_their_index() {
         submitted.iter().map(|s| (s.sampling.choice, s.sampling.seed)).collect::<Vec<_>>(),
         [(0, 5), (1, 5), (2, 5)]
     );
+    body["stream_options"] = json!({"include_usage": true});
+    let counted = ask(fake.address(), "/v1/chat/completions", &body).chunks().pop().unwrap();
+    let usage = |answer: &Value, name: &str| answer["usage"][name].as_u64();
+    assert_eq!((usage(&counted, "prompt_tokens"), usage(&counted, "completion_tokens")), (Some(20), Some(39)));
+    body.as_object_mut().unwrap().remove("stream_options");
     body["stream"] = false.into();
     let whole = ask(fake.address(), "/v1/chat/completions", &body).json();
     assert_eq!(whole["usage"]["prompt_tokens"], 20);
     assert_eq!(whole["usage"]["completion_tokens"], 39);
     assert_eq!(whole["timings"]["seed"], 5);
+}
+
+/// Typed clients want every key on every chunk, one reason a choice, on its last, and figures on one chunk alone.
+#[test]
+fn every_chunk_has_its_keys() {
+    let fake = Fake::start(|s| match s.sampling.choice {
+        0 => Script::Say(vec!["a", "b"], Finish::EndToken(END)),
+        _ => Script::Say(vec!["a", "b"], Finish::MaxTokens),
+    });
+    for (path, body) in [("/v1/chat/completions", chat("hi")), ("/v1/completions", json!({"prompt": "hi"}))] {
+        for usage in [Some(true), Some(false), None] {
+            let mut body = streamed(body.clone());
+            body["n"] = json!(2);
+            if let Some(usage) = usage {
+                body["stream_options"] = json!({"include_usage": usage});
+            }
+            let chunks = ask(fake.address(), path, &body).chunks();
+            let wanted = usage == Some(true);
+            let counted: Vec<bool> = chunks.iter().map(|c| c.get("usage").is_some_and(|u| !u.is_null())).collect();
+            assert_eq!(counted.iter().filter(|c| **c).count(), usize::from(wanted), "{path} {usage:?}");
+            assert!(chunks.iter().all(|c| c.as_object().unwrap().contains_key("usage") == wanted), "{path} {usage:?}");
+            assert!(chunks.iter().zip(&counted).all(|(c, counted)| (c["choices"] == json!([])) == *counted));
+            let mut reasons = [Vec::new(), Vec::new()];
+            for choice in chunks.iter().filter_map(|c| c["choices"].get(0)) {
+                let reason = choice.get("finish_reason").unwrap_or_else(|| panic!("{path}: no reason in {choice}"));
+                reasons[choice["index"].as_u64().unwrap() as usize].push(reason.as_str());
+            }
+            for (reasons, last) in reasons.into_iter().zip(["stop", "length"]) {
+                assert_eq!((reasons.last(), reasons.len() > 2), (Some(&Some(last)), true), "{path}: {reasons:?}");
+                assert!(reasons[..reasons.len() - 1].iter().all(Option::is_none), "{path}: {reasons:?}");
+            }
+        }
+    }
 }
 
 #[test]
