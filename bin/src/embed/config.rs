@@ -9,7 +9,7 @@ use crate::flags::{LowArgs, ServeArgs};
 use crate::serve::json::{parse_object, type_name};
 
 /// Flags that decide what a model is and how it runs.
-const KEYS: [&str; 45] = [
+const KEYS: [&str; 47] = [
     "model",
     "spec_strategy",
     "mtp_tokens",
@@ -55,6 +55,8 @@ const KEYS: [&str; 45] = [
     "reasoning_format",
     "reasoning_field",
     "reasoning_effort_map",
+    "hosted_tools",
+    "strip_billing_line",
 ];
 /// Keys whose flags take JSON, which may stand here as it is.
 const OBJECTS: [&str; 2] = ["default_sampling", "chat_template_kwargs"];
@@ -132,20 +134,9 @@ mod tests {
     use crate::serve::flags::HttpFlags;
 
     /// What a handle has no use for, beside the flags of HTTP: models in two processes, a queue that its host keeps itself,
-    /// records of what its host asked for, and bodies of an API that a handle does not speak.
-    const OF_PROGRAMS: [&str; 11] = [
-        "stage",
-        "stage_split",
-        "listen",
-        "peer",
-        "stage_key_file",
-        "stage_timeout",
-        "limits",
-        "record",
-        "queue_max",
-        "strip_billing_line",
-        "hosted_tools",
-    ];
+    /// and records of what its host asked for.
+    const OF_PROGRAMS: [&str; 9] =
+        ["stage", "stage_split", "listen", "peer", "stage_key_file", "stage_timeout", "limits", "record", "queue_max"];
 
     #[test]
     fn every_flag_is_a_key_or_is_left_out_for_a_reason() {
@@ -173,11 +164,13 @@ mod tests {
         assert_eq!((page_events, args.low.queue_timeout), (true, 9));
         let api = read(
             r#"{"alias": ["a", "b"], "default_sampling": {"temperature": 0.5}, "chat_template_kwargs": {"x": [1]},
-                "strict_params": true, "reasoning_format": "none", "max_stop_strings": 7}"#,
+                "strict_params": true, "reasoning_format": "none", "max_stop_strings": 7, "hosted_tools": "reject",
+                "strip_billing_line": "off"}"#,
         );
         let args = api.unwrap().args;
         let api = args.api();
         assert_eq!((api.aliases.len(), api.strict_params, args.bounds().stop_strings), (2, true, 7));
+        assert!(!api.strip_billing_line && api.hosted_tools == crate::serve::api::HostedTools::Reject);
         assert_eq!(api.kwargs["x"], serde_json::json!([1]));
         assert_eq!(args.low.api.sampling(Default::default()).unwrap().temperature, 0.5);
         assert_ne!(api, Default::default());
@@ -185,7 +178,7 @@ mod tests {
             (r#"{"alias": [1]}"#, "alias[0]: expected string"),
             (r#"{"default_sampling": {"heat": 1}}"#, "--default-sampling: heat"),
             (r#"{"chat_template": "a", "chat_template_file": "b"}"#, "exclude each other"),
-            (r#"{"hosted_tools": "reject"}"#, "is not known"),
+            (r#"{"hosted_tools": "ask"}"#, "--hosted-tools"),
             ("[]", "expected object"),
             ("{", "byte"),
             (r#"{"ctx_size": 4, "ctx_size": 8}"#, "duplicate key"),
