@@ -2,6 +2,7 @@
 
 mod built_in;
 mod capi;
+mod cases;
 mod compare;
 mod composite;
 mod forward;
