@@ -121,7 +121,7 @@ fn what_cannot_be_meant_is_refused() {
     let rows = [
         (Request { struct_size: 0, ..good }, "struct_size"),
         (Request { endpoint: 0, ..good }, "0 is no slipstream_endpoint"),
-        (Request { endpoint: 7, ..good }, "7 is no slipstream_endpoint"),
+        (Request { endpoint: 9, ..good }, "9 is no slipstream_endpoint"),
         (Request { json: std::ptr::null(), ..good }, "json is null"),
         (Request { json_len: usize::MAX, ..good }, "json has"),
         (Request { tokens: &raw const token, tokens_len: 1, ..good }, "tokens are for"),

@@ -93,6 +93,8 @@ impl Chat {
             let message = "the last message is not an assistant message with nothing but content";
             return Err(ApiError::invalid_value("continue_final_message", message));
         }
+        // A turn that goes on has to be opened, whatever is asked of one that begins.
+        chat.add_generation_prompt |= continued;
         Ok(chat)
     }
 

@@ -249,7 +249,7 @@ mod tests {
             body_time: Duration::from_secs(9),
             keep_alive_time: Duration::from_secs(2),
             stall_time: Duration::from_secs(4),
-            request_time: Some(Duration::from_millis(250)),
+            request_time: Some(Duration::from_millis(750)),
             shutdown_time: Duration::from_secs(6),
             stream_buffer: 64 << 10,
             stream_headers_time: Duration::from_millis(250),

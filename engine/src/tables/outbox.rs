@@ -12,6 +12,9 @@ use crate::api::{Event, Origin, Report, TokenLogprob};
 use crate::channels::Said;
 use crate::ids::{Slot, Ticket, TokenId};
 
+/// Events of a slot that wait at most: see the bound above.
+const WAITING: usize = 7;
+
 /// The table.
 #[derive(Debug)]
 pub struct Outbox {
@@ -50,18 +53,18 @@ impl Outbox {
             report: vec![None; slots],
             prompt: vec![None; slots],
             scores: vec![Vec::new(); slots],
-            queue: VecDeque::new(),
+            queue: VecDeque::with_capacity(slots * WAITING),
             room,
         }
     }
 
-    /// Bytes of [`Self::new`], and of seven events of every slot that wait.
+    /// Bytes of [`Self::new`].
     pub fn bytes_for(slots: usize) -> usize {
         let origins = size_of::<Vec<Origin>>() + size_of::<u32>();
         let delta = size_of::<Vec<TokenId>>() + origins + size_of::<Said>() + size_of::<Vec<TokenLogprob>>();
         let counted = size_of::<Vec<u32>>() + size_of::<Option<Box<Report>>>();
         let prompt = size_of::<Option<(u32, u64)>>() + size_of::<Vec<TokenLogprob>>();
-        slots * (delta + counted + prompt + 7 * size_of::<Event>())
+        slots * (delta + counted + prompt + WAITING * size_of::<Event>())
     }
 
     /// Whether events that nobody's stall bounds may still be queued.

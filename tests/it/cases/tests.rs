@@ -144,7 +144,6 @@ fn what_is_no_test_is_not_found() {
         "serve::real::no_*",
         "serve::real::content",
         "clients::openai_chat::ask_nobody",
-        "clients::page::main",
     ] {
         assert!(!found(absent), "{absent}");
     }

@@ -36,6 +36,8 @@ fn live() -> usize {
 /// What is neither planned nor worth it: lists of operations and names, channels' own heads, handles.
 const LOOSE_WEIGHTS: usize = 40 << 10;
 const LOOSE: usize = 4 << 10;
+/// Beside the tables stand the threads with their channels.
+const LOOSE_TABLES: usize = 8 << 10;
 /// Scratch memory is planned for the worst pass, in which every row chooses one expert: this part of a plan is not met.
 const SLACK: usize = 40;
 
@@ -148,7 +150,7 @@ fn count() {
         let found = live().saturating_sub(before);
         handle.commands.send(Command::Stop).unwrap();
         handle.join().unwrap();
-        judged.hold(&format!("{path}, tables"), &tables, found, LOOSE);
+        judged.hold(&format!("{path}, tables"), &tables, found, LOOSE_TABLES);
 
         // What a block that does not fit gives back: all that was copied of its matrices.
         let trunk = Planned::new(&edit.trunk().file(), None, LoadOptions::default()).unwrap();

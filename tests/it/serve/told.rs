@@ -34,7 +34,7 @@ fn with(body: &Value, more: Value) -> Value {
 
 /// Without the prefix cache, so that one run is as the other.
 fn drafted(body: &Value, strategy: &str, more: Value) -> Value {
-    let speculative = json!({"strategy": strategy, "window": {"policy": "fixed"}});
+    let speculative = json!({"strategy": strategy, "window": {"policy": "fixed", "initial": 2}});
     let cold = json!({"temperature": 0, "cache_prompt": false, "speculative": speculative});
     with(&with(body, cold), more)
 }

@@ -58,15 +58,13 @@ pub(super) const LLAMA3: Target = target!(
     Llama3,
     "answer-llama3",
     "{\"name\": \"ls\", \"parameters\": {\"dir\": \"\u{20ac}\"}}; {\"name\": \"note\", \"parameters\": {\"input\": \"x\"}}",
-    " {\"type\": \"function\", \"name\": \"ls\", \"parameters\": {\"n\": 1}}\n{\"name\": \"ls\", \"parameters\": {}}",
-    "{\"name\": \"other\", \"parameters\": {\"n\": 1}} is text"
+    " {\"type\": \"function\", \"name\": \"ls\", \"parameters\": {\"n\": 1}}\n{\"name\": \"ls\", \"parameters\": {}}"
 );
 pub(super) const NEMOTRON2: Target = target!(
     Nemotron2,
     "answer-nemotron2",
     "<think>plan \u{1f600}</think>\n\nOk \u{e9}.\n<TOOLCALL>[{\"name\": \"ls\", \"arguments\": {\"n\": 1}}, {\"name\": \"note\", \
-     \"arguments\": {\"input\": \"x\"}}]</TOOLCALL>",
-    "<TOOLCALL>[]</TOOLCALL>\n\ntext"
+     \"arguments\": {\"input\": \"x\"}}]</TOOLCALL>"
 );
 
 const WORDS: &[&str] = &[
