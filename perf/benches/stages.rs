@@ -12,7 +12,7 @@ use engine::engine::EngineHandle;
 use engine_bin::embed::run_all;
 use engine_bin::flags::{LowArgs, ServeArgs};
 use engine_bin::open::{ModelSource, Opened};
-use engine_bin::serve::start;
+use engine_bin::serve::{Progress, start};
 use engine_bin::stage::serve::StageServer;
 use engine_io::OpenOptions;
 use engine_tests::edits::{prompts, submission};
@@ -25,7 +25,7 @@ fn args(words: &[&str]) -> ServeArgs {
 fn engine(words: &[&str]) -> EngineHandle {
     let args = args(words);
     let files = start::open(&args).expect("the model opens");
-    start::load(&args, files).expect("the model loads").1
+    start::load(&args, files, &Progress::default()).expect("the model loads").1
 }
 
 fn median(mut values: Vec<f64>) -> f64 {

@@ -164,10 +164,11 @@ fn serve_stage(
 /// Loads the model on a thread of its own. `None` when the server ends before that is done.
 fn load(args: ServeArgs, files: Files, server: &Server) -> std::io::Result<Option<Loaded>> {
     let (done, result) = channel::bounded(1);
+    let progress = server.progress();
     let loader = thread::Builder::new().name("load".to_owned()).spawn(move || {
         let load = || {
             let digests = args.low.record.as_ref().map(|_| start::digests(&files)).transpose()?;
-            let (parts, engine) = start::load(&args, files)?;
+            let (parts, engine) = start::load(&args, files, &progress)?;
             Ok((parts, engine, digests))
         };
         // Where the server has ended, nobody takes it.

@@ -47,7 +47,7 @@ use crate::serve::link::{Bell, Body, Request, Shared, ToFront, ToText};
 use crate::serve::routes::Route;
 use crate::serve::shapes::Shape;
 use crate::serve::start::{self, Files, Home};
-use crate::serve::{Bounds, Parts, Show, info, limits, stop, text};
+use crate::serve::{Bounds, Parts, Progress, Show, info, limits, stop, text};
 use crate::watch::Ends;
 use desk::{Desk, Desktop, LastWord, exchange};
 use queue::Queue;
@@ -152,7 +152,7 @@ impl Engine {
         let files = start::open(&config.args)?;
         let pool = workers::shared(size.threads, size.exec_options().threads)?;
         let threads = pool.threads();
-        let home = Home { pool, bounds: bounds(config), ends: Ends::Engine };
+        let home = Home { pool, bounds: bounds(config), ends: Ends::Engine, progress: Progress::default() };
         let (parts, engine) = start::load_at(&config.args, files, &home)?;
         drop(home);
         let bounds = bounds(config);

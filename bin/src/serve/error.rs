@@ -16,6 +16,8 @@ pub(crate) struct ApiError {
     pub param: Option<String>,
     /// Prompt tokens and context of a length error.
     pub lengths: Option<Lengths>,
+    /// How far a model is loaded, from 0 to 1.
+    pub progress: Option<f64>,
     /// Seconds for `Retry-After`.
     pub retry_after: Option<u8>,
     /// `x-should-retry`, where SDKs would guess wrong.
@@ -47,6 +49,7 @@ impl ApiError {
             message: message.into(),
             param: None,
             lengths: None,
+            progress: None,
             retry_after: None,
             should_retry: None,
             allow: None,
@@ -238,8 +241,10 @@ impl ApiError {
         error
     }
 
-    pub(crate) fn loading() -> Self {
-        Self::unavailable("loading_model", "the model is being loaded", 5)
+    /// `progress` from 0 to 1.
+    pub(crate) fn loading(progress: f64) -> Self {
+        let error = Self::unavailable("loading_model", "the model is being loaded", 5);
+        Self { progress: Some(progress), ..error }
     }
 
     pub(crate) fn draining() -> Self {
@@ -310,6 +315,9 @@ impl ApiError {
         if let Some(lengths) = self.lengths {
             error["n_prompt_tokens"] = lengths.prompt.into();
             error["n_ctx"] = lengths.context.into();
+        }
+        if let Some(progress) = self.progress {
+            error["progress"] = progress.into();
         }
         json!({ "error": error })
     }

@@ -63,7 +63,7 @@ impl Gate<'_> {
             return self.answer_get(&route, &head.query).map(Decision::Answer);
         }
         match self.shared.state() {
-            State::Loading => return Err(ApiError::loading()),
+            State::Loading => return Err(ApiError::loading(self.shared.progress.share())),
             State::Draining => return Err(ApiError::draining()),
             State::Dead => return Err(ApiError::engine("the engine has ended")),
             State::Serving => {}
@@ -99,7 +99,7 @@ impl Gate<'_> {
             Route::Live if state == State::Dead => Err(ApiError::dead()),
             Route::Live => Ok(ok()),
             Route::Health | Route::Ready => match state {
-                State::Loading => Err(ApiError::loading()),
+                State::Loading => Err(ApiError::loading(self.shared.progress.share())),
                 State::Draining => Err(ApiError::draining()),
                 State::Dead => Err(ApiError::dead()),
                 State::Serving => match self.shared.outage.read().why() {
@@ -119,13 +119,15 @@ impl Gate<'_> {
             Route::Page => Ok(page::reply()),
             Route::Props => match self.shared.view.read().as_deref() {
                 Some(view) => Ok(Reply::json(200, &view.props)),
-                None => Err(ApiError::loading()),
+                None => Err(ApiError::loading(self.shared.progress.share())),
             },
             Route::Slots if !self.show.slots => {
                 Err(ApiError::not_implemented("/slots is not shown by this server (--no-slots)".to_owned()))
             }
             Route::Slots => {
-                let Some(view) = self.shared.view.read().clone() else { return Err(ApiError::loading()) };
+                let Some(view) = self.shared.view.read().clone() else {
+                    return Err(ApiError::loading(self.shared.progress.share()));
+                };
                 let (rows, free) = view.slots();
                 match query.split('&').any(|pair| pair == "fail_on_no_slot=1") && !free {
                     true => Err(ApiError::no_slot()),
@@ -133,7 +135,9 @@ impl Gate<'_> {
                 }
             }
             Route::Models | Route::Model(_) => {
-                let Some(entries) = self.shared.models.read().clone() else { return Err(ApiError::loading()) };
+                let Some(entries) = self.shared.models.read().clone() else {
+                    return Err(ApiError::loading(self.shared.progress.share()));
+                };
                 match route {
                     Route::Model(asked) => match entries.iter().find(|entry| entry["id"] == **asked) {
                         Some(entry) => Ok(Reply::json(200, entry)),

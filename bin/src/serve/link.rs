@@ -190,6 +190,24 @@ pub(crate) struct Shared {
     pub view: RwLock<Option<Arc<View>>>,
     /// See [`Outage`].
     pub outage: RwLock<Outage>,
+    /// See [`Progress`].
+    pub progress: Progress,
+}
+
+/// How far the loading of a model is. Clones are one.
+#[derive(Clone, Debug, Default)]
+pub struct Progress(Arc<AtomicU8>);
+
+impl Progress {
+    /// So much in a hundred is done.
+    pub fn reach(&self, percent: u8) {
+        self.0.fetch_max(percent.min(100), Ordering::Relaxed);
+    }
+
+    /// From 0 to 1.
+    pub fn share(&self) -> f64 {
+        f64::from(self.0.load(Ordering::Relaxed)) / 100.0
+    }
 }
 
 /// Why nothing can be computed at present although the engine is there, if so: the other stage of the model is away.
@@ -231,6 +249,7 @@ impl Shared {
             models: RwLock::new(None),
             view: RwLock::new(None),
             outage: RwLock::default(),
+            progress: Progress::default(),
         }
     }
 

@@ -6,7 +6,7 @@ use engine::engine::EngineHandle;
 
 use crate::flags::ServeArgs;
 use crate::serve::start::{self, Files, LoadError};
-use crate::serve::{Config, Exit, ListenError, RecordFile, Server};
+use crate::serve::{Config, Exit, ListenError, Progress, RecordFile, Server};
 
 /// Why nothing is served.
 #[derive(Debug, thiserror::Error)]
@@ -54,7 +54,7 @@ impl Local {
         let context = args.low.size.context(start::context_train(&files)?);
         let config = Config { bounds: args.bounds(), ..Config::local(0, context) };
         let digests = record.as_ref().map(|_| start::digests(&files)).transpose()?;
-        let (parts, engine) = start::load(args, files)?;
+        let (parts, engine) = start::load(args, files, &Progress::default())?;
         let mut server = Server::start(config)?;
         if let (Some(file), Some(digests)) = (record, digests) {
             server.record(file, digests);

@@ -90,7 +90,7 @@ pub(crate) use chat::prompt as chat_prompt;
 pub(crate) use constrain::{KEPT_BYTES as GRAMMARS_KEPT_BYTES, grammar_bytes, vocabulary_bytes};
 pub use cors::Origins;
 pub use info::{ModelInfo, SamplingDefaults};
-pub use link::Outage;
+pub use link::{Outage, Progress};
 pub use metrics::Aliases;
 pub use model::{Caps, Conversation, RenderError, Rendered, TemplateFacts, TextModel, ToolStyle};
 pub(crate) use params::ping;
@@ -435,6 +435,11 @@ impl Handle {
 }
 
 impl Server {
+    /// Where the loading of the model is shown.
+    pub fn progress(&self) -> Progress {
+        self.shared.progress.clone()
+    }
+
     /// Binds and starts to answer.
     ///
     /// # Errors

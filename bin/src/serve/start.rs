@@ -27,7 +27,7 @@ use crate::menu::{self, Menu};
 use crate::open::{BUILT_IN, ModelSource, Opened};
 use crate::serve::gguf_text::GgufText;
 use crate::serve::info::{ModelInfo, SamplingDefaults};
-use crate::serve::{Bounds, Digests, MtpOffer, Outage, Parts, SpecConfig, TextModel as _};
+use crate::serve::{Bounds, Digests, MtpOffer, Outage, Parts, Progress, SpecConfig, TextModel as _};
 use crate::stage::facts::Facts;
 use crate::stage::flags::address;
 use crate::stage::handshake::Key;
@@ -150,6 +150,8 @@ pub struct Home {
     pub bounds: Bounds,
     /// What ends when a model file changes.
     pub ends: Ends,
+    /// Where it is shown how far the loading is.
+    pub progress: Progress,
 }
 
 /// A model that may be loaded: read as far as its metadata say, sized, and within the memory limit.
@@ -203,13 +205,14 @@ fn template(
     }
 }
 
-/// Loads the model and starts its engine in a process of its own.
+/// Loads the model and starts its engine in a process of its own; `progress` shows how far that is.
 ///
 /// # Errors
 /// [`LoadError`].
-pub fn load(args: &ServeArgs, files: Files) -> Result<(Parts, EngineHandle), LoadError> {
+pub fn load(args: &ServeArgs, files: Files, progress: &Progress) -> Result<(Parts, EngineHandle), LoadError> {
     let pool = Pool::start(args.low.size.exec_options().threads).map_err(LoadError::Workers)?;
-    load_at(args, files, &Home { pool: Arc::new(pool), bounds: args.bounds(), ends: Ends::Process })
+    let (bounds, progress) = (args.bounds(), progress.clone());
+    load_at(args, files, &Home { pool: Arc::new(pool), bounds, ends: Ends::Process, progress })
 }
 
 /// The same, at home in somebody's process.
@@ -219,12 +222,14 @@ pub fn load(args: &ServeArgs, files: Files) -> Result<(Parts, EngineHandle), Loa
 pub fn load_at(args: &ServeArgs, files: Files, home: &Home) -> Result<(Parts, EngineHandle), LoadError> {
     let Prepared { planned, tokenizer, template, context, limits, options, repack } =
         prepare(args, &files, home.pool.threads(), home.bounds)?;
+    home.progress.reach(10);
     let Files { model: file, draft } = files;
     let draft = draft.as_ref();
     let executor =
         |model: &Arc<Model>, limits| CpuExecutor::with_pool(Arc::clone(model), limits, options, Arc::clone(&home.pool));
     let Opened { file, mut model, tokenizer, pieces } = Opened::load(file, draft, planned, tokenizer, repack)?;
     tell(&file, &model);
+    home.progress.reach(70);
     let text = GgufText::of(Arc::clone(&tokenizer), template);
     let text = match args.low.api.style() {
         Some(style) => text.with_style(style).map_err(LoadError::Unmet)?,
@@ -257,6 +262,7 @@ pub fn load_at(args: &ServeArgs, files: Files, home: &Home) -> Result<(Parts, En
             (Box::new(Watched::new(split, model.files.clone(), home.ends)), verdict, status)
         }
     };
+    home.progress.reach(95);
     // Before anything is logged: where it fails, the error says why there is no block, and that once.
     let (spec, notes) = offer(args, file.package(), verdict, &status, model.config.nextn > 0)?;
     for note in notes {
@@ -283,6 +289,7 @@ pub fn load_at(args: &ServeArgs, files: Files, home: &Home) -> Result<(Parts, En
     }
     let clock = Monotonic::default();
     let handle = engine::engine::start(executor, &limits, pieces, settings, Box::new(clock))?;
+    home.progress.reach(100);
     let parts = Parts {
         model: Box::new(text),
         info,

@@ -94,9 +94,8 @@ pub fn admit(
             _ => {}
         }
         let mut hit = Hit::default();
-        // Without a token to come there is nothing to compute, but for what is asked of the prompt itself.
-        let computes = next.max_tokens > 0 || (next.prompt_logprobs && next.prompt.len() > 1);
-        if computes {
+        // Without a token to come the prompt is computed all the same, but for its last token.
+        if next.max_tokens > 0 || next.prompt.len() > 1 {
             if requests.free_len() == 0 {
                 break;
             }
@@ -113,10 +112,17 @@ pub fn admit(
         let Some((submission, arrived_ns)) = waiting.pop() else { break };
         any = true;
         let ticket = submission.ticket;
-        if !computes {
-            let prompt_tokens = submission.prompt.len() as u64;
+        if submission.max_tokens == 0 && hit.len as usize + 1 == submission.prompt.len() {
             let wait = now_ns - arrived_ns;
-            let report = Report { prompt_tokens, queue_ns: wait, total_ns: wait, ..Report::default() };
+            let report = Report {
+                prompt_tokens: submission.prompt.len() as u64,
+                cached_tokens: u64::from(hit.len),
+                cache_matched: u64::from(hit.matched),
+                cache_miss: hit.miss,
+                queue_ns: wait,
+                total_ns: wait,
+                ..Report::default()
+            };
             outbox.push(Event::Finished { ticket, finish: Finish::MaxTokens, report: Box::new(report) });
             continue;
         }

@@ -32,7 +32,9 @@ impl Real {
         let files = start::open(&args).unwrap();
         let context = args.low.size.context(start::context_train(&files).unwrap());
         let mut server = Server::start(Config { show, ..Config::local(0, context) }).unwrap();
-        let (parts, engine) = start::load(&args, files).unwrap();
+        let progress = server.progress();
+        let (parts, engine) = start::load(&args, files, &progress).unwrap();
+        assert!(progress.share() == 1.0, "a model that is loaded is loaded");
         server.serve(parts).unwrap();
         Self { server, engine }
     }

@@ -372,6 +372,11 @@ fn loading_is_answered_with_503() {
     client.send(get("/health"));
     let answer = client.answer();
     assert_eq!((answer.status, answer.json()["error"]["code"].as_str()), (503, Some("loading_model")));
+    assert_eq!(answer.json()["error"]["progress"], 0.0);
+    server.progress().reach(70);
+    server.progress().reach(10);
+    client.send(get("/health"));
+    assert_eq!(client.answer().json()["error"]["progress"], 0.7, "it goes on, and never back");
     assert_eq!(answer.header("retry-after"), Some("5"));
     client.send(get("/livez"));
     assert_eq!(client.answer().status, 200);

@@ -195,3 +195,33 @@ fn the_cuts_of_a_text_do_not_depend_on_the_windows() {
     assert!(texts[0].len() > 100 && texts[0].iter().any(String::is_empty), "some are held back");
     assert!(texts.iter().all(|t| *t == texts[0]));
 }
+
+/// A request for no token computes its prompt all the same, once: what it leaves in the prefix cache serves the next.
+#[test]
+fn a_prompt_without_an_answer_is_computed_and_kept() {
+    for strategy in [Strategy::Off, Strategy::MtpSuffix] {
+        for len in [1, 2, 17, 80] {
+            let limits = Limits { prefill_chunk: 16, prefix_cache: true, checkpoints: 8, ..Limits::new(2, 128) };
+            let mut rig = Rig::new(&limits, toy(strategy));
+            let mut computed = Vec::new();
+            for ticket in 0..3 {
+                // The last asks for tokens: they are those of a prompt that nobody computed before.
+                let s = submission(ticket, &any_prompt(len), if ticket == 2 { 9 } else { 0 }, speculation(strategy, 7));
+                rig.submit(&s);
+                rig.settle();
+                let heard = rig.of(ticket);
+                if ticket == 2 {
+                    rig.assert_reference(&s);
+                } else {
+                    assert_eq!(heard.outcome.finish, Some(Finish::MaxTokens));
+                    assert!(heard.outcome.tokens.is_empty());
+                }
+                let report = heard.report.as_ref().expect("it ended");
+                assert_eq!((report.prompt_tokens, report.completion_tokens == 0), (len as u64, ticket < 2));
+                computed.push(report.prompt_tokens - report.cached_tokens);
+            }
+            assert_eq!(computed, [len as u64, 1, 1], "{strategy:?}, {len}");
+            rig.assert_empty();
+        }
+    }
+}

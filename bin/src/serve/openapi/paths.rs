@@ -31,7 +31,7 @@ pub(super) fn errors() -> Value {
 /// Everything that is no part of a conversation.
 pub(super) fn components() -> Value {
     let fields = json!({"message": text(), "type": text(), "param": nullable(text()), "code": nullable(text())});
-    let lengths = json!({"n_prompt_tokens": count(), "n_ctx": count()});
+    let more = json!({"n_prompt_tokens": count(), "n_ctx": count(), "progress": {"type": "number", "minimum": 0, "maximum": 1}});
     let model = json!({"id": text(), "object": {"const": "model"}, "type": {"const": "model"}, "created": count(),
         "created_at": text(), "owned_by": text(), "display_name": text(), "max_model_len": count(), "max_input_tokens": count(),
         "max_tokens": count(), "aliases": list(text()), "meta": {"type": "object"}});
@@ -51,7 +51,7 @@ pub(super) fn components() -> Value {
             "tool_style": nullable(text()), "reasoning": nullable(object(json!({"start": text(), "end": text()}))),
             "special_token_policy": text()}))});
     json!({
-        "Error": object(json!({"error": object_and(fields, lengths)})),
+        "Error": object(json!({"error": object_and(fields, more)})),
         "Status": object(json!({"status": {"const": "ok"}})),
         "Version": object(json!({"version": text(), "commit": text(), "build": text()})),
         "Model": object(model),
