@@ -16,8 +16,8 @@ pub(crate) struct ApiError {
     pub param: Option<String>,
     /// Prompt tokens and context of a length error.
     pub lengths: Option<Lengths>,
-    /// How far a model is loaded, from 0 to 1.
-    pub progress: Option<f64>,
+    /// How much of a model is loaded, in percent.
+    pub progress: Option<u8>,
     /// Seconds for `Retry-After`.
     pub retry_after: Option<u8>,
     /// `x-should-retry`, where SDKs would guess wrong.
@@ -241,8 +241,8 @@ impl ApiError {
         error
     }
 
-    /// `progress` from 0 to 1.
-    pub(crate) fn loading(progress: f64) -> Self {
+    /// `progress` in percent.
+    pub(crate) fn loading(progress: u8) -> Self {
         let error = Self::unavailable("loading_model", "the model is being loaded", 5);
         Self { progress: Some(progress), ..error }
     }
@@ -317,7 +317,7 @@ impl ApiError {
             error["n_ctx"] = lengths.context.into();
         }
         if let Some(progress) = self.progress {
-            error["progress"] = progress.into();
+            error["progress"] = (f64::from(progress) / 100.0).into();
         }
         json!({ "error": error })
     }

@@ -63,7 +63,7 @@ impl Gate<'_> {
             return self.answer_get(&route, &head.query).map(Decision::Answer);
         }
         match self.shared.state() {
-            State::Loading => return Err(ApiError::loading(self.shared.progress.share())),
+            State::Loading => return Err(ApiError::loading(self.shared.progress.percent())),
             State::Draining => return Err(ApiError::draining()),
             State::Dead => return Err(ApiError::engine("the engine has ended")),
             State::Serving => {}
@@ -99,7 +99,7 @@ impl Gate<'_> {
             Route::Live if state == State::Dead => Err(ApiError::dead()),
             Route::Live => Ok(ok()),
             Route::Health | Route::Ready => match state {
-                State::Loading => Err(ApiError::loading(self.shared.progress.share())),
+                State::Loading => Err(ApiError::loading(self.shared.progress.percent())),
                 State::Draining => Err(ApiError::draining()),
                 State::Dead => Err(ApiError::dead()),
                 State::Serving => match self.shared.outage.read().why() {
@@ -119,14 +119,14 @@ impl Gate<'_> {
             Route::Page => Ok(page::reply()),
             Route::Props => match self.shared.view.read().as_deref() {
                 Some(view) => Ok(Reply::json(200, &view.props)),
-                None => Err(ApiError::loading(self.shared.progress.share())),
+                None => Err(ApiError::loading(self.shared.progress.percent())),
             },
             Route::Slots if !self.show.slots => {
                 Err(ApiError::not_implemented("/slots is not shown by this server (--no-slots)".to_owned()))
             }
             Route::Slots => {
                 let Some(view) = self.shared.view.read().clone() else {
-                    return Err(ApiError::loading(self.shared.progress.share()));
+                    return Err(ApiError::loading(self.shared.progress.percent()));
                 };
                 let (rows, free) = view.slots();
                 match query.split('&').any(|pair| pair == "fail_on_no_slot=1") && !free {
@@ -136,7 +136,7 @@ impl Gate<'_> {
             }
             Route::Models | Route::Model(_) => {
                 let Some(entries) = self.shared.models.read().clone() else {
-                    return Err(ApiError::loading(self.shared.progress.share()));
+                    return Err(ApiError::loading(self.shared.progress.percent()));
                 };
                 match route {
                     Route::Model(asked) => match entries.iter().find(|entry| entry["id"] == **asked) {

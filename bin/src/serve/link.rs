@@ -204,9 +204,9 @@ impl Progress {
         self.0.fetch_max(percent.min(100), Ordering::Relaxed);
     }
 
-    /// From 0 to 1.
-    pub fn share(&self) -> f64 {
-        f64::from(self.0.load(Ordering::Relaxed)) / 100.0
+    /// From 0 to 100.
+    pub fn percent(&self) -> u8 {
+        self.0.load(Ordering::Relaxed)
     }
 }
 

@@ -34,7 +34,7 @@ impl Real {
         let mut server = Server::start(Config { show, ..Config::local(0, context) }).unwrap();
         let progress = server.progress();
         let (parts, engine) = start::load(&args, files, &progress).unwrap();
-        assert!(progress.share() == 1.0, "a model that is loaded is loaded");
+        assert_eq!(progress.percent(), 100, "a model that is loaded is loaded");
         server.serve(parts).unwrap();
         Self { server, engine }
     }
