@@ -117,7 +117,9 @@ impl Config {
         let said = |error: clap::Error| {
             let text = error.to_string();
             let first = text.split("\n\n").next().unwrap_or(&text);
-            format!("the configuration: {}", first.trim().trim_start_matches("error: "))
+            // What may stand there is listed on lines of its own.
+            let line: Vec<&str> = first.lines().map(str::trim).collect();
+            format!("the configuration: {}", line.join(" ").trim_start_matches("error: "))
         };
         let mut args = LowArgs::parse_line(words).map_err(said)?;
         // It may come from the environment, and there are no clients here that would need one.

@@ -85,8 +85,9 @@ fn answers_are_those_of_the_daemon() {
         "temperature": 0, "return_token_ids": true, "speculative": {"window": {"policy": "fixed", "initial": 4}}});
     let text = json!({"prompt": PROMPT, "max_tokens": 20, "temperature": 0.8, "seed": 3, "n": 2, "logprobs": 2,
         "speculative": {"strategy": "off"}});
-    let message = json!({"messages": [{"role": "user", "content": "Say x."}], "max_tokens": 12, "temperature": 0});
     let fixed = json!({"window": {"policy": "fixed"}});
+    let message = json!({"messages": [{"role": "user", "content": "Say x."}], "max_tokens": 12, "temperature": 0,
+        "speculative": fixed});
     let response = json!({"input": "Say x.", "max_output_tokens": 12, "temperature": 0, "speculative": fixed});
     let bodies = [
         (Endpoint::Chat, "/v1/chat/completions", chat),
