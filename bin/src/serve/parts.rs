@@ -220,10 +220,8 @@ impl Assembler {
                 },
                 CallPart::End => {
                     if let Some(all) = self.custom.take() {
-                        let object = serde_json::from_str::<Value>(&all).ok();
-                        let input = object.as_ref().and_then(|o| o.get("input")).and_then(Value::as_str);
                         // What is no object with a text is passed on as it is.
-                        let input = input.unwrap_or(&all).to_owned();
+                        let input = input(&all, !whole).unwrap_or(all);
                         let part = Part::Arguments { call: self.calls - 1, custom: true, text: input };
                         out.extend(
                             Some(part).filter(|p| !matches!(p, Part::Arguments { text, .. } if text.is_empty())),
@@ -235,6 +233,31 @@ impl Assembler {
         }
     }
 }
+
+/// The text that the arguments of a custom tool's call hold. Of arguments that a limit has `cut` off it is what there is.
+fn input(arguments: &str, cut: bool) -> Option<String> {
+    let text = |arguments: &str| match serde_json::from_str(arguments).ok()? {
+        Value::Object(mut map) => match map.remove("input") {
+            Some(Value::String(text)) => Some(text),
+            _ => None,
+        },
+        _ => None,
+    };
+    if !cut {
+        return text(arguments);
+    }
+    let whole = text(arguments).or_else(|| text(&format!("{arguments}}}")));
+    // The last character may be an escape of which some is missing.
+    let ends = (0..ESCAPE_BYTES).filter_map(|n| arguments.get(..arguments.len().checked_sub(n)?));
+    whole.or_else(|| ends.map(|open| format!("{open}\"}}")).find_map(|open| text(&open))).or_else(|| {
+        // Before the value there is nothing of it.
+        let before: String = arguments.split_whitespace().collect();
+        "{\"input\":".starts_with(&before).then(String::new)
+    })
+}
+
+/// Bytes of the longest escape: two halves of a character.
+const ESCAPE_BYTES: usize = 12;
 
 fn say(text: &str, out: &mut Vec<Part>) {
     match out.last_mut() {

@@ -154,6 +154,34 @@ fn every_style_is_the_same_for_every_partition() {
     }
 }
 
+/// What a limit leaves of a custom tool's input begins as the whole does, in every style: it is never JSON.
+#[test]
+fn a_cut_input_is_the_beginning_of_the_whole() {
+    let whole = "a\n\"b\" \u{1f600}\\";
+    let arguments = r#"{"input": "a\n\"b\" \ud83d\ude00\\"}"#;
+    let xml =
+        format!("<tool_call>\n<function=note>\n<parameter=input>\n{whole}\n</parameter>\n</function>\n</tool_call>");
+    let hermes = format!("<tool_call>\n{{\"name\": \"note\", \"arguments\": {arguments}}}\n</tool_call>");
+    let nemotron = format!("<TOOLCALL>[{{\"name\": \"note\", \"arguments\": {arguments}}}]</TOOLCALL>");
+    let mut dice = Dice(11);
+    for (style, text) in [(ToolStyle::Xml, xml), (ToolStyle::Hermes, hermes), (ToolStyle::Nemotron2, nemotron)] {
+        let (shape, markers) = (shape(style, ReasoningFormat::Apart), markers(style, false));
+        // The beginning of an end tag is text as long as nothing follows.
+        let most = format!("{whole}\n</parameter>\n");
+        let mut found: Vec<String> = Vec::new();
+        for end in (0..=text.len()).filter(|i| text.is_char_boundary(*i)) {
+            for item in run(&text[..end], &shape, &markers, &[], true, &mut dice) {
+                let Item::Call { arguments, .. } = item else { continue };
+                assert!(most.starts_with(&arguments), "{style:?}: {arguments:?} of {:?}", &text[..end]);
+                found.push(arguments);
+            }
+        }
+        found.dedup();
+        assert!(found.len() > whole.chars().count(), "{style:?}: {found:?}");
+        assert_eq!(found.last().map(String::as_str), Some(whole), "{style:?}");
+    }
+}
+
 #[test]
 fn thinking_goes_where_it_is_wanted() {
     let text = "plan\n</think>\n\nOk";
