@@ -171,7 +171,7 @@ pub(crate) fn reasoning_format(word: &str) -> Result<ReasoningFormat, ApiError> 
 /// Variables that belong to the conversation, not to who asks.
 const RESERVED: [&str; 5] = ["messages", "tools", "add_generation_prompt", "bos_token", "eos_token"];
 
-/// Checks variables of the chat template.
+/// Checks variables of the chat template; one that is null is not given.
 ///
 /// # Errors
 /// 400 at `chat_template_kwargs`.
@@ -180,17 +180,25 @@ pub(crate) fn check_kwargs(kwargs: &Map<String, Value>) -> Result<(), ApiError> 
         let message = format!("more than {} keys", limits::TEMPLATE_KWARGS);
         return Err(ApiError::invalid_value("chat_template_kwargs", message));
     }
-    if let Some(name) = RESERVED.into_iter().find(|name| kwargs.contains_key(*name)) {
+    let given = |name: &str| kwargs.get(name).filter(|value| !value.is_null());
+    if let Some(name) = RESERVED.into_iter().find(|name| given(name).is_some()) {
         return Err(ApiError::invalid_value(&format!("chat_template_kwargs.{name}"), "this name is reserved"));
     }
-    match kwargs.get("enable_thinking").filter(|v| !v.is_boolean()) {
+    match given("enable_thinking").filter(|v| !v.is_boolean()) {
         Some(value) => Err(ApiError::invalid_type("chat_template_kwargs.enable_thinking", "boolean", type_name(value))),
         None => Ok(()),
     }
 }
 
+/// Those of them that are given.
+pub(crate) fn given_kwargs(kwargs: &Map<String, Value>) -> impl Iterator<Item = (String, Value)> {
+    kwargs.iter().filter(|(_, value)| !value.is_null()).map(|(name, value)| (name.clone(), value.clone()))
+}
+
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     #[test]
@@ -210,6 +218,16 @@ mod tests {
         ] {
             let error = Efforts::parse(text).unwrap_err();
             assert!(error.contains(told), "{text}: {error}");
+        }
+    }
+    #[test]
+    fn a_variable_that_is_null_is_not_given() {
+        let map = |value: Value| value.as_object().unwrap().clone();
+        let nulls = map(json!({"enable_thinking": null, "messages": null, "who": null, "other": 1}));
+        assert_eq!(check_kwargs(&nulls), Ok(()));
+        assert_eq!(Value::Object(given_kwargs(&nulls).collect()), json!({"other": 1}));
+        for wrong in [json!({"messages": 1}), json!({"enable_thinking": 1})] {
+            assert!(check_kwargs(&map(wrong.clone())).is_err(), "{wrong}");
         }
     }
 }

@@ -235,7 +235,7 @@ impl ApiFlags {
             hosted_tools: self.hosted_tools,
             prefill_assistant: self.prefill_assistant,
             temperature_max: self.temperature_max,
-            kwargs: self.chat_template_kwargs.clone().unwrap_or_default(),
+            kwargs: self.chat_template_kwargs.iter().flat_map(api::given_kwargs).collect(),
             system_fold: self.system_fold,
             reasoning: api::reasoning_format(word).expect("a word of requests"),
             reasoning_field: match self.reasoning_field {

@@ -327,7 +327,7 @@ pub(crate) fn plain_kwargs(body: &Fields<'_, '_>, api: &Api) -> Result<Map<Strin
     let mut kwargs = api.kwargs.clone();
     if let Some(own) = body.object("chat_template_kwargs")? {
         api::check_kwargs(own)?;
-        kwargs.extend(own.clone());
+        kwargs.extend(api::given_kwargs(own));
     }
     if let Some(on) = body.boolean("enable_thinking")? {
         think(&mut kwargs, on);
@@ -426,7 +426,7 @@ mod tests {
         };
         assert_eq!(fields(json!({}), &open, &Api::default()), json!({}));
         assert_eq!(
-            fields(json!({"chat_template_kwargs": {"who": "request"}}), &open, &api),
+            fields(json!({"chat_template_kwargs": {"who": "request", "other": null}}), &open, &api),
             json!({"chat_template_kwargs": {"who": "request", "other": 1}, "continue_final_message": true})
         );
         let kwargs = json!({"who": "flag", "other": 1});
