@@ -76,7 +76,15 @@ fn read(at: &str, map: &Map<String, Value>) -> Result<Message, ApiError> {
 }
 
 fn read_calls(fields: &Fields<'_, '_>) -> Result<Vec<Call>, ApiError> {
-    let Some(list) = fields.list("tool_calls")? else { return Ok(Vec::new()) };
+    let legacy = fields.object("function_call")?;
+    let Some(list) = fields.list("tool_calls")?.filter(|list| !list.is_empty()) else {
+        // Its result names the function and has no id.
+        return legacy.map(|map| read_function(map, &fields.path("function_call."), None)).into_iter().collect();
+    };
+    if legacy.is_some() {
+        let message = "it says the same as tool_calls; give one of them";
+        return Err(ApiError::invalid_value(&fields.path("function_call"), message));
+    }
     let mut calls: Vec<Call> = Vec::with_capacity(list.len());
     let mut ids = HashSet::with_capacity(list.len());
     for (i, item) in list.iter().enumerate() {
@@ -86,23 +94,26 @@ fn read_calls(fields: &Fields<'_, '_>) -> Result<Vec<Call>, ApiError> {
         };
         let call = Fields::nested(map, &prefix);
         let Some(function) = call.object("function")? else { return Err(ApiError::missing(&call.path("function"))) };
-        let inner_prefix = call.path("function.");
-        let function = Fields::nested(function, &inner_prefix);
-        let name = function.string("name")?.ok_or_else(|| ApiError::missing(&function.path("name")))?;
         let id = call.string("id")?.map_or_else(|| format!("call_{i}"), str::to_owned);
         if !ids.insert(id.clone()) {
             return Err(ApiError::invalid_value(&call.path("id"), format!("{} names two calls", quote(&id))));
         }
-        calls.push(match function.get("arguments") {
-            None => Call::of_text(id, name, "", "")?,
-            Some(Value::Object(map)) => Call::of_object(id, name, map.clone()),
-            Some(Value::String(text)) => Call::of_text(id, name, text, &function.path("arguments"))?,
-            Some(other) => {
-                return Err(ApiError::invalid_type(&function.path("arguments"), "JSON text", type_name(other)));
-            }
-        });
+        calls.push(read_function(function, &call.path("function."), Some(id))?);
     }
     Ok(calls)
+}
+
+/// A call from what names its function; without an `id` that name is its id.
+fn read_function(map: &Map<String, Value>, prefix: &str, id: Option<String>) -> Result<Call, ApiError> {
+    let function = Fields::nested(map, prefix);
+    let name = function.string("name")?.ok_or_else(|| ApiError::missing(&function.path("name")))?;
+    let id = id.unwrap_or_else(|| name.to_owned());
+    match function.get("arguments") {
+        None => Call::of_text(id, name, "", ""),
+        Some(Value::Object(map)) => Ok(Call::of_object(id, name, map.clone())),
+        Some(Value::String(text)) => Call::of_text(id, name, text, &function.path("arguments")),
+        Some(other) => Err(ApiError::invalid_type(&function.path("arguments"), "JSON text", type_name(other))),
+    }
 }
 
 #[cfg(test)]
@@ -174,6 +185,26 @@ mod tests {
             json!([{"role": "assistant", "content": "a", "reasoning": "x", "thinking": "y"}]),
             "invalid_value messages[0].thinking",
         );
+    }
+
+    #[test]
+    fn calls_of_functions_are_calls_of_tools() {
+        let called = |more: Value| {
+            let mut message = json!({"role": "assistant", "function_call": {"name": "f", "arguments": "{\"a\":1}"}});
+            message.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+            message
+        };
+        let result = |name: &str| json!({"role": "function", "name": name, "content": "r"});
+        check(json!([called(json!({"content": null})), result("f")]), "assistant: | tool:r");
+        check(json!([called(json!({"content": "c", "tool_calls": []})), result("f")]), "assistant:c | tool:r");
+        check(json!([called(json!({})), result("g")]), "orphan_tool_result messages[1].tool_call_id");
+        let both = json!({"tool_calls": [{"function": {"name": "f"}}]});
+        check(json!([called(both)]), "invalid_value messages[0].function_call");
+        let bad = json!({"function_call": {"name": "f", "arguments": "{"}});
+        check(json!([called(bad)]), "invalid_tool_arguments messages[0].function_call.arguments");
+        let parsed = normalise(&[called(json!({}))], &STRICT, SystemFold::User).unwrap();
+        let expected = json!({"id": "f", "type": "function", "function": {"name": "f", "arguments": {"a": 1}}});
+        assert_eq!(parsed.messages[0]["tool_calls"], json!([expected]));
     }
 
     #[test]
