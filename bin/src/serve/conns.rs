@@ -331,8 +331,10 @@ impl Conn {
     pub(crate) fn deadline(&self, bounds: &Bounds) -> Option<Instant> {
         let stalled = (self.unsent() > 0).then(|| self.last_progress + bounds.stall_time);
         let phase = match &self.phase {
-            Phase::Head { since, started: true } => Some(*since + bounds.head_time),
-            Phase::Head { since, started: false } => Some(*since + bounds.keep_alive_time),
+            Phase::Head { since, started } => {
+                let most = if *started { bounds.head_time } else { bounds.keep_alive_time };
+                Some(*since + if self.reserved { most.min(bounds.reserved_time) } else { most })
+            }
             Phase::Body(reading) => Some((reading.last + bounds.body_idle_time).min(reading.since + bounds.body_time)),
             Phase::Drain { until, .. } | Phase::Linger { until, .. } => Some(*until),
             Phase::Busy(_) => None,

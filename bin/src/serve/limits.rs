@@ -46,6 +46,8 @@ pub(crate) const REQUESTS_PER_CONNECTION: u32 = 10_000;
 pub(crate) const CONNECTIONS: usize = 1024;
 /// Further connections that reach `/livez` and `/metrics` only.
 pub(crate) const CONNECTIONS_RESERVED: usize = 16;
+/// How long one of these may be silent.
+pub(crate) const RESERVED_TIME: Duration = Duration::from_secs(1);
 /// Connections beyond those that may still read why they are turned away.
 pub(crate) const CONNECTIONS_TURNED_AWAY: usize = 64;
 /// Files and sockets that are open beside connections: models, logs, polls.
@@ -159,6 +161,7 @@ pub(crate) fn table(engine: &Limits, bounds: &Bounds) -> String {
         ("told that they are too many", format!("{CONNECTIONS_TURNED_AWAY} at once")),
         ("requests per connection", bounds.requests.to_string()),
         ("idle keep-alive", seconds(bounds.keep_alive_time)),
+        ("the same for /livez and /metrics alone", seconds(bounds.reserved_time)),
         ("request line", format!("{} B", bounds.uri_bytes)),
         ("header block", format!("{} B", bounds.head_bytes)),
         ("headers", bounds.headers.to_string()),

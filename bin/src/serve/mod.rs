@@ -131,6 +131,9 @@ pub struct Bounds {
     pub body_time: Duration,
     /// Between two requests of a connection.
     pub keep_alive_time: Duration,
+    /// The same for a connection that was taken for `/livez` and `/metrics` alone, and for the head of its request: whoever
+    /// keeps silent there keeps others from asking whether the server lives.
+    pub reserved_time: Duration,
     /// What follows an early answer is thrown away for this long before the connection is closed instead.
     pub drain_time: Duration,
     /// A reader that takes nothing for this long is dropped.
@@ -173,6 +176,7 @@ impl Default for Bounds {
             body_idle_time: limits::BODY_IDLE_TIME,
             body_time: limits::BODY_TIME,
             keep_alive_time: limits::KEEP_ALIVE_TIME,
+            reserved_time: limits::RESERVED_TIME,
             drain_time: limits::DRAIN_TIME,
             stall_time: limits::STALL_TIME,
             queue_time: limits::QUEUE_TIME,

@@ -288,8 +288,34 @@ fn a_chunk_that_can_only_be_too_long_is_refused_by_its_size_line() {
 }
 
 #[test]
+fn who_keeps_silent_does_not_keep_others_from_asking_whether_the_server_lives() {
+    let fake =
+        Fake::bounded(Bounds { connections: 2, reserved_time: Duration::from_millis(200), ..Bounds::default() }, hello);
+    let mut silent: Vec<Client> = (0..18).map(|_| Client::connect(fake.address())).collect();
+    // One of those beside the maximum has begun a request and does not end it.
+    let _ = silent[17].stream.write_all(b"GET /livez HT");
+    for path in ["/livez", "/metrics"] {
+        let end = std::time::Instant::now() + super::client::DEADLINE;
+        loop {
+            let mut client = Client::connect(fake.address());
+            let _ = client.stream.write_all(get(path).as_bytes());
+            if client.answer().status == 200 {
+                break;
+            }
+            assert!(std::time::Instant::now() < end, "{path} is out of reach");
+        }
+    }
+    // The places of those that may do everything are as they were.
+    for client in &mut silent[..2] {
+        client.send(get("/health"));
+        assert_eq!(client.answer().status, 200);
+    }
+}
+
+#[test]
 fn connections_past_the_maximum_are_told_so() {
-    let fake = Fake::bounded(Bounds { connections: 2, ..Bounds::default() }, hello);
+    let reserved_time = Duration::from_secs(60);
+    let fake = Fake::bounded(Bounds { connections: 2, reserved_time, ..Bounds::default() }, hello);
     let open = |n: usize| {
         let connect = |_| {
             let mut client = Client::connect(fake.address());
