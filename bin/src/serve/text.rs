@@ -517,7 +517,10 @@ impl Text {
                 metrics.used(&report, counts_prompt);
                 metrics.finished(finish, &report, Instant::now());
                 drop(metrics);
-                // A choice of no tokens ends without having been admitted.
+                // A choice of no tokens, of whose prompt nothing is left to compute, ends without having been admitted.
+                if !job.admitted[index] && counts_prompt {
+                    job.cached += report.cached_tokens;
+                }
                 self.open_stream(exchange);
                 if let Outcome::Send(first) = self.begin(exchange)
                     && !first.is_empty()

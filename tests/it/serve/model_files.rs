@@ -119,7 +119,7 @@ fn what_is_odd_is_logged_and_served() {
             let flags = [flags, &["--ctx-size", "64", "--mtp-force"]].concat();
             let running = Running::start_with(&flags, stderr.into());
             let body = json!({"prompt": "abab", "max_tokens": 8, "temperature": 0, "speculative": {"strategy": "mtp",
-                "on_unavailable": "fallback"}});
+                "window": {"policy": "fixed"}, "on_unavailable": "fallback"}});
             let answer = ask(running.address, "/v1/completions", &body);
             assert_eq!(answer.status, 200, "{}", answer.text());
             let mtp = &answer.json()["speculation"]["proposers"]["mtp"];
