@@ -269,7 +269,7 @@ fn refuse(param: &str, flaw: Flaw) -> ApiError {
 
 fn compile_form(format: &Format, vocabulary: &Vocabulary, deadline: &Deadline) -> Result<TokenParser, ApiError> {
     let flaw = |message| refuse(&format.param, Flaw { pointer: String::new(), message });
-    let parser = match &format.form {
+    let mut parser = match &format.form {
         Form::Object => json::exact(&json!({"type": "object"}), vocabulary).map_err(|f| refuse(&format.param, f))?,
         Form::Schema(schema) => json::exact(schema, vocabulary).map_err(|f| refuse(&format.param, f))?,
         Form::Regex(regex) => vocabulary.parser(TopLevelGrammar::from_regex(regex)).map_err(flaw)?,
@@ -286,16 +286,13 @@ fn compile_form(format: &Format, vocabulary: &Vocabulary, deadline: &Deadline) -
         }
     };
     deadline.check(&format.param)?;
-    possible(parser).map_err(flaw)
-}
-
-/// What can never begin is as good as what cannot be compiled.
-fn possible(mut parser: TokenParser) -> Result<TokenParser, String> {
+    // What can never begin is as good as what cannot be compiled.
     match parser.clone().compute_mask() {
-        Ok(mask) if !mask.is_zero() => Ok(parser),
-        _ if parser.is_accepting() => Ok(parser),
-        _ => Err("no text has this form".to_owned()),
-    }
+        Ok(mask) if !mask.is_zero() => Ok(()),
+        _ if parser.is_accepting() => Ok(()),
+        _ => Err(flaw(String::from("no text has this form"))),
+    }?;
+    Ok(parser)
 }
 
 /// Rules and body grammar of calls; `None` where calls are as free as any text.
@@ -336,9 +333,7 @@ fn compile_calls(
         let text = text.map_err(|message| refuse(&schema_param(), flaw(message)))?;
         let (schema, mut widened) = calls::arguments(tool, strictness).map_err(|f| refuse(&schema_param(), f))?;
         let mut callable = Callable { name: &tool.name, schema, text };
-        let alone = compile_body(std::slice::from_ref(&callable), wanted.style, true, vocabulary);
-        let alone = if callable.text.is_some() { alone.and_then(possible) } else { alone };
-        if let Err(message) = alone {
+        if let Err(message) = compile_body(std::slice::from_ref(&callable), wanted.style, true, vocabulary) {
             if callable.text.is_some() {
                 return Err(refuse(&schema_param(), flaw(message)));
             }

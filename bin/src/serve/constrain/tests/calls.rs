@@ -362,9 +362,6 @@ fn the_text_of_a_custom_tool_is_held_to_its_grammar() {
         Form::Lark("start: \"a\" }\nother: \"b\"".to_owned()),
         Form::Gbnf("word ::= [a-z]".to_owned()),
         Form::Regex("(".to_owned()),
-        // They compile, and no text has them.
-        Form::Lark("start: start".to_owned()),
-        Form::Regex("[a&&b]".to_owned()),
     ] {
         let error = custom_of(form.clone()).unwrap_err();
         let place = Some("tools[1].custom.format.grammar.definition");
