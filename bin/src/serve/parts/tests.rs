@@ -177,7 +177,9 @@ fn a_cut_input_is_the_beginning_of_the_whole() {
             }
         }
         found.dedup();
-        assert!(found.len() > whole.chars().count(), "{style:?}: {found:?}");
+        // A parameter of no declared type is read as a whole.
+        let least = if style == ToolStyle::Xml { 2 } else { whole.chars().count() };
+        assert!(found.len() >= least, "{style:?}: {found:?}");
         assert_eq!(found.last().map(String::as_str), Some(whole), "{style:?}");
     }
 }
