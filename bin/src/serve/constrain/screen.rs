@@ -107,7 +107,7 @@ pub(super) enum Strictness {
 /// # Errors
 /// The first part that cannot be compiled, where nothing may be widened.
 pub(super) fn screen(schema: &Value, strictness: Strictness) -> Result<(Value, bool), Flaw> {
-    let mut screen = Screen { strictness, widened: false };
+    let mut screen = Screen { strictness, widened: false, multiples: Multiples::default() };
     let value = screen.schema(schema, &mut String::new(), 0)?;
     Ok((value, screen.widened))
 }
@@ -115,6 +115,63 @@ pub(super) fn screen(schema: &Value, strictness: Strictness) -> Result<(Value, b
 struct Screen {
     strictness: Strictness,
     widened: bool,
+    multiples: Multiples,
+}
+
+/// Longest way that a grammar counts for `multipleOf`: states of an automaton, some of which two that meet multiply, and
+/// all of them in one schema.
+const MULTIPLE_MAX: u64 = 20_000;
+const MULTIPLES_MAX: u64 = 200_000;
+/// Decimals of a `multipleOf`.
+const DECIMALS_MAX: u32 = 6;
+
+/// Every `multipleOf` of a schema so far.
+#[derive(Clone, Copy, Debug)]
+struct Multiples {
+    /// How many.
+    count: u64,
+    /// The least number that all of them divide, in units of the last of so many decimals.
+    least: u64,
+    decimals: u32,
+}
+
+impl Default for Multiples {
+    fn default() -> Self {
+        Self { count: 0, least: 1, decimals: 0 }
+    }
+}
+
+impl Multiples {
+    /// With one more.
+    ///
+    /// # Errors
+    /// Where counting for it takes too long.
+    fn and(self, x: f64) -> Result<Self, String> {
+        let at = |decimals: u32| {
+            let scaled = x * 10_f64.powi(decimals as i32);
+            let near = (scaled - scaled.round()).abs() <= 1e-9 * scaled;
+            (near && scaled >= 0.5).then_some((scaled.round(), decimals))
+        };
+        let Some((own, decimals)) = (0..=DECIMALS_MAX).find_map(at) else {
+            return Err(format!("multipleOf: {x} has more than {DECIMALS_MAX} decimals"));
+        };
+        let most = self.decimals.max(decimals);
+        let scale = |n: u64, from: u32| n.saturating_mul(10_u64.pow(most - from));
+        // What is beyond any number here is cut to the greatest.
+        let (a, b) = (scale(self.least, self.decimals), scale(own as u64, decimals));
+        let least = (a / divisor(a, b)).saturating_mul(b);
+        let count = self.count + 1;
+        if least > MULTIPLE_MAX || least.saturating_mul(count) > MULTIPLES_MAX {
+            let message = "is counted for too long, beside what else the schema counts";
+            return Err(format!("multipleOf: {x} {message}; use smaller numbers, or fewer"));
+        }
+        Ok(Self { count, least, decimals: most })
+    }
+}
+
+/// The greatest common divisor of two numbers above 0.
+fn divisor(a: u64, b: u64) -> u64 {
+    if b == 0 { a } else { divisor(b, a % b) }
 }
 
 fn flaw(pointer: &str, message: impl Into<String>) -> Flaw {
@@ -216,7 +273,10 @@ impl Screen {
                 None => Err(flaw(pointer, format!("{key}: {n} is no count"))),
             },
             (Holds::Number | Holds::Bound, Value::Number(n)) if key == "multipleOf" => match n.as_f64() {
-                Some(x) if x > 0.0 => Ok(value.clone()),
+                Some(x) if x > 0.0 => {
+                    self.multiples = self.multiples.and(x).map_err(|message| flaw(pointer, message))?;
+                    Ok(value.clone())
+                }
                 _ => Err(flaw(pointer, "multipleOf: it must be above 0")),
             },
             (Holds::Number | Holds::Bound, Value::Number(_)) | (Holds::Bound, Value::Bool(_)) => Ok(value.clone()),
@@ -305,6 +365,8 @@ mod tests {
     #[test]
     fn annotations_go_and_everything_else_stays() {
         assert!(screen(&json!({"const": 1_i64 << 53, "maximum": 1e300}), Strictness::Exact).is_ok());
+        let usual = [0.01, 0.5, 1.0, 5.0, 60.0, 100.0].map(|n| json!({"multipleOf": n}));
+        assert!(screen(&json!({"prefixItems": usual}), Strictness::Exact).is_ok());
         let schema = json!({"$schema": "x", "title": "t", "type": "object", "x-order": 1, "required": ["title"],
             "properties": {"title": {"type": ["string", "null"], "description": "d", "maxLength": 5.0},
                 "items": {"type": "array", "items": {"$ref": "#/$defs/a"}, "uniqueItems": false}},
@@ -338,6 +400,11 @@ mod tests {
             (json!({"minimum": 5, "maximum": 3.5}), "/minimum", "above maximum 3.5"),
             (json!({"minItems": -1}), "/minItems", "no count"),
             (json!({"multipleOf": 0}), "/multipleOf", "above 0"),
+            (json!({"multipleOf": 2147483647}), "/multipleOf", "too long"),
+            (json!({"multipleOf": 1e300}), "/multipleOf", "too long"),
+            (json!({"multipleOf": 1e-7}), "/multipleOf", "more than 6 decimals"),
+            (json!({"allOf": [{"multipleOf": 9973}, {"multipleOf": 9967}]}), "/allOf/1/multipleOf", "too long"),
+            (json!({"prefixItems": vec![json!({"multipleOf": 20000}); 11]}), "/prefixItems/10/multipleOf", "too long"),
             (json!({"enum": []}), "/enum", "no value"),
             (json!({"enum": [1, {"k": [u64::MAX]}]}), "/enum/1/k/0", "18446744073709551615 is not told apart"),
             (json!({"const": (1_i64 << 53) + 1}), "/const", "not told apart"),
