@@ -447,7 +447,11 @@ fn describe(args: &ServeArgs, file: &ModelFile, model: &Model, n_ctx: usize, tok
         },
         path: match path.filter(|_| args.low.http.expose_paths) {
             Some(path) => path.display().to_string(),
-            None => file.name(),
+            // Its name alone; a model of several files has the first one's.
+            None => {
+                let name = file.name();
+                Path::new(&name).file_name().map_or_else(|| name.clone(), |last| last.to_string_lossy().into_owned())
+            }
         },
         created: modified.map_or(0, seconds),
         n_ctx,

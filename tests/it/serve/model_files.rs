@@ -393,3 +393,24 @@ fn renumbered_sidecars_are_described() {
         refused(&["--model", path.to_str().unwrap()], &["head.gguf", "only block 4", "draft model"]);
     }
 }
+
+/// Where a model lies is nobody's business, unless its owner says so.
+#[test]
+fn the_path_of_a_model_is_told_only_where_that_is_asked_for() {
+    let folder = TempDir::new().unwrap();
+    let whole = write(&folder, "whole.gguf", &model(ARCHS[0]));
+    let whole = whole.to_str().unwrap();
+    for (flags, told) in [(&[][..], "whole.gguf"), (&["--expose-paths"], whole)] {
+        let flags = [&["--model", whole, "--ctx-size", "64"], flags].concat();
+        let running = Running::start_with(&flags, std::process::Stdio::null());
+        let mut client = Client::connect(running.address);
+        let mut answer = |path: &str| {
+            client.send(get(path));
+            client.answer()
+        };
+        assert_eq!(answer("/props").json()["model_path"], told);
+        for path in ["/v1/models", "/slots", "/metrics", "/version", "/health"] {
+            assert!(!answer(path).text().contains(folder.path().to_str().unwrap()), "{path}");
+        }
+    }
+}
