@@ -140,7 +140,8 @@ def main():
         call("litellm_proxy.py", [python, HERE / "litellm_proxy.py", SERVE, environment("proxy") / "litellm"])
     browser = shutil.which("chromium")
     if browser:
-        with server(SERVE, "--port", "0") as address:
+        # An answer without an end of its own takes a while there, long enough to be seen and stopped.
+        with server(SERVE, "--port", "0", "--ctx-size", "30000") as address:
             script("page.py", address, "--browser", browser)
     elif os.environ.get("REQUIRE_BROWSER") == "1":
         failed.append("chromium is not on PATH, and the page was to be opened in it")

@@ -363,3 +363,24 @@ fn a_streamed_echo_is_the_whole_one_in_parts() {
         assert!(single["token_logprobs"][0].is_null() && single["token_logprobs"][1].is_number());
     }
 }
+
+#[test]
+fn usage_is_on_every_chunk_where_it_is_asked_for() {
+    for (path, body) in dialects().into_iter().take(2) {
+        let options = json!({"stream_options": {"include_usage": true, "continuous_usage_stats": true}});
+        let chunks = events(chunked(), path, &drafted(&body, "mtp-suffix", options));
+        let n = |chunk: &Value, name: &str| {
+            chunk["usage"][name].as_u64().unwrap_or_else(|| panic!("{path}: no {name} in {chunk}"))
+        };
+        let completed: Vec<u64> = chunks.iter().map(|chunk| n(chunk, "completion_tokens")).collect();
+        assert!(
+            completed.len() > 3 && completed.is_sorted() && completed[0] < *completed.last().unwrap(),
+            "{completed:?}"
+        );
+        for chunk in &chunks {
+            let prompt = n(chunk, "prompt_tokens");
+            assert_eq!(prompt, n(&chunks[0], "prompt_tokens"));
+            assert_eq!(n(chunk, "total_tokens"), prompt + n(chunk, "completion_tokens"));
+        }
+    }
+}

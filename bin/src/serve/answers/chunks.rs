@@ -38,7 +38,7 @@ impl Writer for Frame {
 
     fn begin(&mut self, scene: &Scene<'_>, out: &mut Vec<u8>) {
         if self.is_chat() {
-            let role = |choice: &Choice| with_timings(self.role_chunk(choice.index), scene);
+            let role = |choice: &Choice| with_timings(with_usage(self.role_chunk(choice.index), scene), scene);
             scene.choices.iter().for_each(|choice| answers::event(&role(choice), out));
         }
         // With log-probabilities a prompt follows when these are there.
