@@ -161,6 +161,7 @@ pub(crate) fn table(engine: &Limits, bounds: &Bounds) -> String {
         ("told that they are too many", format!("{CONNECTIONS_TURNED_AWAY} at once")),
         ("requests per connection", bounds.requests.to_string()),
         ("idle keep-alive", seconds(bounds.keep_alive_time)),
+        ("idle for /livez and /metrics alone", seconds(bounds.reserved_time)),
         ("request line", format!("{} B", bounds.uri_bytes)),
         ("header block", format!("{} B", bounds.head_bytes)),
         ("headers", bounds.headers.to_string()),
