@@ -377,6 +377,9 @@ const CHECKS: Cases = &[
         &[
             "serve::streaming::completions_with_several_prompts",
             "serve::real::completions_from_ids_and_from_text_are_the_same",
+            "serve::told::an_echoed_prompt_has_the_log_probabilities_that_its_tokens_had",
+            "serve::told::a_streamed_echo_is_the_whole_one_in_parts",
+            "serve::told::usage_is_on_every_chunk_where_it_is_asked_for",
             "clients::openai_chat::completions",
         ],
     ),
@@ -416,6 +419,8 @@ const CHECKS: Cases = &[
             "serve::slow::a_reader_that_stops_pauses_its_own_row_only",
             "serve::slow::a_reader_that_never_comes_back_is_dropped",
             "serve::slow::who_leaves_is_cancelled_in_every_phase",
+            "serve::slow::large_answers_that_nobody_reads_are_bounded_together",
+            "tick::pressure::a_slow_reader_stalls_its_row_alone",
         ],
     ),
     (
