@@ -2,6 +2,7 @@
 
 Usage: page.py BASE_URL [--shots DIR] [--browser PATH]
 
+The server's context is to hold 30000 tokens, so that an answer lasts until it is stopped.
 Needs `pip install playwright`, and `playwright install chromium` or the path of a Chromium. The server is to run without API keys. Ends with 0 when
 everything held, and else with the first thing that did not.
 """
@@ -101,7 +102,7 @@ def chat(page, base, strategies):
     page.keyboard.type("And now write all of it once more, a hundred times.")
     press_until(page, "Tab", "limit")
     page.keyboard.press("Control+A")
-    page.keyboard.type("4000")
+    page.keyboard.type("25000")
     press_until(page, "Shift+Tab", "prompt")
     page.keyboard.press("Enter")
     until(page, "document.querySelectorAll('article.assistant')[1]?.querySelector('span[title]')")

@@ -112,8 +112,8 @@ fn reader() -> Reader {
             Rng::new(bytes.iter().fold(0, |hash: u64, byte| hash.wrapping_mul(31).wrapping_add((*byte).into())));
         // Nobody asked for the schema of a tool to be kept to, so it is no reason to refuse the request.
         let tool = |strict: bool| json!([{"type": "function", "function": {"name": "f", "strict": strict, "parameters": schema}}]);
-        let plain = ask(&mut bodies, json!({"tools": tool(false)}));
-        assert!(plain.is_ok() || !schema.is_object() || nested(&schema) > 100, "a tool refused: {plain:?}");
+        let free = ask(&mut bodies, json!({"tools": tool(false)}));
+        assert!(free.is_ok() || !schema.is_object() || nested(&schema) > 100, "a tool refused: {free:?}");
         drop(ask(&mut bodies, json!({"tools": tool(true)})));
         let form = json!({"type": "json_schema", "json_schema": {"name": "s", "schema": schema}});
         let Ok(Some(mut constraint)) = ask(&mut bodies, json!({"response_format": form})) else { return false };
@@ -183,6 +183,9 @@ fn check(schema: &Value, text: &[u8]) {
         Err(error) if error.to_string().contains("out of range") => return,
         Err(error) => panic!("{schema}: {:?}: {error}", String::from_utf8_lossy(text)),
     };
+    if !plain(&value) {
+        return;
+    }
     // What the draft of the validator reads in another way than older ones.
     let Ok(validator) =
         jsonschema::options().with_draft(Draft::Draft202012).should_validate_formats(true).build(schema)
@@ -190,4 +193,14 @@ fn check(schema: &Value, text: &[u8]) {
         return;
     };
     assert!(validator.is_valid(&value), "{schema} allows {value}");
+}
+
+/// Whether every number is one that the validator, which counts in floating point, tells from its neighbours.
+fn plain(value: &Value) -> bool {
+    match value {
+        Value::Number(n) => n.as_f64().is_some_and(|x| x.abs() <= 2_f64.powi(53)),
+        Value::Array(list) => list.iter().all(plain),
+        Value::Object(map) => map.values().all(plain),
+        _ => true,
+    }
 }
