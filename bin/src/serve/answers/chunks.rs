@@ -38,7 +38,7 @@ impl Writer for Frame {
 
     fn begin(&mut self, scene: &Scene<'_>, out: &mut Vec<u8>) {
         if self.is_chat() {
-            let role = |choice: &Choice| with_timings(with_usage(self.role_chunk(choice.index), scene), scene);
+            let role = |choice: &Choice| so_far(self.role_chunk(choice.index), scene);
             scene.choices.iter().for_each(|choice| answers::event(&role(choice), out));
         }
         // With log-probabilities a prompt follows when these are there.
@@ -82,7 +82,7 @@ impl Writer for Frame {
                 if let Some(trail) = trail.take() {
                     chunk.insert("speculation".to_owned(), trail.into());
                 }
-                answers::event(&with_timings(with_usage(chunk, scene), scene), out);
+                answers::event(&so_far(chunk, scene), out);
                 ids = ids.map(|_| [].as_slice());
                 any = true;
             }
@@ -101,8 +101,7 @@ impl Writer for Frame {
     ) {
         let ids = scene.params.return_tokens.then_some(tokens);
         let reason = self.reason(&scene.choices[choice], scene.params);
-        let chunk = with_usage(self.finish_chunk(choice, reason, entries, ids), scene);
-        let mut chunk = with_timings(chunk, scene);
+        let mut chunk = so_far(self.finish_chunk(choice, reason, entries, ids), scene);
         let (last, include_usage) = (scene.is_over(), scene.params.include_usage);
         if last && !include_usage {
             scene.put_stats(&mut chunk);
@@ -140,7 +139,7 @@ impl Writer for Frame {
     }
 }
 
-/// Running timings on every chunk, where they were asked for.
+/// Running timings, where they were asked for.
 fn with_timings(mut chunk: Map<String, Value>, scene: &Scene<'_>) -> Map<String, Value> {
     if let Some(timings) = scene.timings() {
         chunk.insert("timings".to_owned(), timings);
@@ -148,8 +147,8 @@ fn with_timings(mut chunk: Map<String, Value>, scene: &Scene<'_>) -> Map<String,
     chunk
 }
 
-/// Running usage on every chunk, where it was asked for.
-fn with_usage(mut chunk: Map<String, Value>, scene: &Scene<'_>) -> Map<String, Value> {
+/// Running usage and timings on every chunk of a choice, each where it was asked for.
+fn so_far(mut chunk: Map<String, Value>, scene: &Scene<'_>) -> Map<String, Value> {
     if scene.params.continuous_usage {
         let prompt = scene.prompt_tokens as u64;
         let completion: u64 = scene.choices.iter().map(|c| c.completion_tokens).sum();
@@ -157,7 +156,7 @@ fn with_usage(mut chunk: Map<String, Value>, scene: &Scene<'_>) -> Map<String, V
             "total_tokens": prompt + completion});
         chunk.insert("usage".to_owned(), usage);
     }
-    chunk
+    with_timings(chunk, scene)
 }
 
 impl Frame {
