@@ -101,7 +101,9 @@ fn seeds() -> Vec<Vec<u8>> {
             "pattern": "^[A-Z]{2}-[0-9]{1,3}$"}], "items": false, "minItems": 2}),
         json!({"allOf": [{"type": "integer", "minimum": -5}, {"maximum": 5, "multipleOf": 3}], "title": "t", "default": 0}),
     ];
-    list.iter().map(|schema| schema.to_string().into_bytes()).collect()
+    let formats = ["date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"];
+    let formats = formats.map(|format| json!({"type": "string", "format": format}));
+    list.iter().chain(&formats).map(|schema| schema.to_string().into_bytes()).collect()
 }
 
 fn reader() -> Reader {

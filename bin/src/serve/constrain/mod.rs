@@ -11,6 +11,7 @@
 mod calls;
 mod follow;
 pub(crate) mod format;
+mod formats;
 mod gbnf;
 mod grammar;
 mod json;

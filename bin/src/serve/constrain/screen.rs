@@ -10,7 +10,7 @@ const DEPTH_MAX: usize = 64;
 const PROPERTIES_MAX: usize = 1000;
 
 const TYPES: [&str; 7] = ["null", "boolean", "number", "integer", "string", "array", "object"];
-const FORMATS: [&str; 10] =
+pub(super) const FORMATS: [&str; 10] =
     ["date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"];
 
 /// What a keyword holds.
@@ -226,6 +226,7 @@ impl Screen {
                 return Err(below(pointer, least, |p| flaw(p, message)));
             }
         }
+        super::formats::spell_out(&mut out);
         Ok(Value::Object(out))
     }
 

@@ -2,6 +2,7 @@
 //! compared at every step of every walk.
 
 mod calls;
+mod formats;
 mod forms;
 
 use std::sync::LazyLock;
