@@ -223,28 +223,7 @@ impl Answers {
 
     /// One answer, committed tick by tick: tokens with what they show. `cut`: a limit has ended it.
     pub fn put_together(&self, ticks: &[Vec<(TokenId, Vec<u8>)>], cut: bool) -> Vec<Told> {
-        let slot = Slot(0);
-        let mut outputs = Outputs::new(1);
-        outputs.start(slot, false, Some(Arc::clone(&self.markers)));
-        let (mut assembler, mut random, mut items) = (Assembler::new(&self.shape), Random::new(), Vec::new());
-        let mut ended = false;
-        for (nth, tick) in ticks.iter().enumerate() {
-            let mut said = Said::default();
-            for (token, bytes) in tick {
-                ended = outputs.token(slot, *token, bytes, &self.stop, true, &mut said).is_some();
-                if ended {
-                    break;
-                }
-            }
-            if nth + 1 == ticks.len() && !ended {
-                outputs.state[0].finish(&mut said);
-            }
-            assembler.take(&said, &mut random).iter().for_each(|part| parts::add(&mut items, part));
-            if ended {
-                break;
-            }
-        }
-        assembler.finish(cut && !ended, &mut random).iter().for_each(|part| parts::add(&mut items, part));
+        let items = items(&self.shape, &self.markers, &self.stop, ticks, cut);
         let told = |item| match item {
             Item::Reasoning(text) => Told::Reasoning(text),
             Item::Content(text) => Told::Content(text),
@@ -254,4 +233,37 @@ impl Answers {
         };
         items.into_iter().map(told).collect()
     }
+}
+
+/// What an answer comes to, by the engine's side of it and then the assembler's.
+pub(super) fn items(
+    shape: &Arc<Shape>,
+    markers: &Arc<Markers>,
+    stop: &Stop,
+    ticks: &[Vec<(TokenId, Vec<u8>)>],
+    cut: bool,
+) -> Vec<Item> {
+    let slot = Slot(0);
+    let mut outputs = Outputs::new(1);
+    outputs.start(slot, false, Some(Arc::clone(markers)));
+    let (mut assembler, mut random, mut items) = (Assembler::new(shape), Random::new(), Vec::new());
+    let mut ended = false;
+    for (nth, tick) in ticks.iter().enumerate() {
+        let mut said = Said::default();
+        for (token, bytes) in tick {
+            ended = outputs.token(slot, *token, bytes, stop, true, &mut said).is_some();
+            if ended {
+                break;
+            }
+        }
+        if nth + 1 == ticks.len() && !ended {
+            outputs.state[0].finish(&mut said);
+        }
+        assembler.take(&said, &mut random).iter().for_each(|part| parts::add(&mut items, part));
+        if ended {
+            break;
+        }
+    }
+    assembler.finish(cut && !ended, &mut random).iter().for_each(|part| parts::add(&mut items, part));
+    items
 }

@@ -1,11 +1,10 @@
 use engine::api::Stop;
 use engine::channels::Markers;
-use engine::ids::Slot;
 use engine::ids::TokenId;
-use engine::tables::output::Outputs;
 use serde_json::json;
 
 use super::*;
+use crate::serve::probe;
 
 const THINK: TokenId = TokenId(1);
 const THOUGHT: TokenId = TokenId(2);
@@ -72,29 +71,15 @@ fn markers(style: ToolStyle, thinks: bool) -> Markers {
 /// Runs a text through an output state and an assembler, so many tokens a tick as the dice say. Returns the items.
 fn run(text: &str, shape: &Arc<Shape>, markers: &Markers, stops: &[&str], cut: bool, dice: &mut Dice) -> Vec<Item> {
     let stop = Stop { strings: stops.iter().map(|s| s.as_bytes().to_vec()).collect(), ..Stop::default() };
-    let slot = Slot(0);
-    let mut outputs = Outputs::new(1);
-    outputs.start(slot, false, Some(Arc::new(markers.clone())));
-    let (mut assembler, mut random, mut items) = (Assembler::new(shape), Random::new(), Vec::new());
-    let mut ended = false;
     let all = tokens(text, dice);
     let mut rest = all.as_slice();
-    while !rest.is_empty() && !ended {
+    let mut ticks = Vec::new();
+    while !rest.is_empty() {
         let (tick, more) = rest.split_at((1 + dice.roll(5)).min(rest.len()));
+        ticks.push(tick.to_vec());
         rest = more;
-        let mut said = Said::default();
-        for (id, bytes) in tick {
-            ended = outputs.token(slot, *id, bytes, &stop, true, &mut said).is_some();
-            if ended {
-                break;
-            }
-        }
-        if rest.is_empty() && !ended {
-            outputs.state[0].finish(&mut said);
-        }
-        assembler.take(&said, &mut random).iter().for_each(|part| add(&mut items, part));
     }
-    assembler.finish(cut, &mut random).iter().for_each(|part| add(&mut items, part));
+    let mut items = probe::items(shape, &Arc::new(markers.clone()), &stop, &ticks, cut);
     // Ids are drawn; what is compared is the rest.
     for item in &mut items {
         if let Item::Call { call, .. } = item {
