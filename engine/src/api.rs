@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::channels::{Markers, Said};
 use crate::constraint::Constraint;
+use crate::delta::Delta;
 use crate::ids::{RequestId, Ticket, TokenId};
 use crate::step::{Fault, LogitEdit};
 
@@ -368,21 +369,8 @@ pub enum Event {
     Delta {
         /// The sender's name.
         ticket: Ticket,
-        /// Committed ids, end token included.
-        tokens: Vec<TokenId>,
-        /// Who proposed each of them.
-        origins: Vec<Origin>,
-        /// Drafts of the step that committed them.
-        drafted: u32,
-        /// Text released by the output state: whole characters, nothing of a possible stop string. Invalid byte
-        /// sequences are already U+FFFD.
-        said: Said,
-        /// Per token: bytes of `said` released up to its commit. What follows the last came with the end.
-        cuts: Vec<u32>,
-        /// One per token when wanted, else empty.
-        logprobs: Vec<TokenLogprob>,
-        /// What is counted so far, when wanted.
-        report: Option<Box<Report>>,
+        /// What.
+        delta: Delta,
     },
     /// The choice holds another number of KV pages than when that was last said, where [`Command::ReportPages`] was
     /// given: what a tick took and gave back is said once, as what it came to. A choice that had pages says that it has

@@ -7,6 +7,7 @@ pub mod channels;
 pub mod clock;
 pub mod constraint;
 pub mod cost;
+pub mod delta;
 pub mod engine;
 pub mod exec;
 pub mod gauges;

@@ -23,6 +23,7 @@ use crate::model::plan::Plan;
 use crate::model::tensors::Source;
 use crate::model::{Config, Model};
 use crate::rules::History;
+use crate::step::Step;
 use crate::tables::constraints::Constraints;
 use crate::tables::counters::Counters;
 use crate::tables::outbox::Outbox;
@@ -284,7 +285,7 @@ fn ledger(limits: &Limits, vocab: usize, stateful: bool) -> Vec<Part> {
         Counters::bytes_for(slots, window_max),
         Plans::bytes_for(slots),
         Windows::bytes_for(slots, window_max),
-        Outbox::bytes_for(slots),
+        Outbox::bytes_for(slots, limits.window_max + 1),
     ];
     let shown = Totals::bytes_for(slots) + Gauges::bytes_for(slots);
     // A place of a bounded channel is a message and its stamp.
@@ -297,6 +298,7 @@ fn ledger(limits: &Limits, vocab: usize, stateful: bool) -> Vec<Part> {
         Part::memory("token histories", Tokens::bytes_for(slots, context)),
         Part::memory("suffix indices", Suffix::bytes_for(slots, context)),
         Part::memory("page tables", Pages::bytes_for(limits)),
+        Part::memory("steps", Step::bytes_for(limits)),
         Part::memory("prefix cache", Prefix::bytes_for(limits, stateful)),
         Part::memory("penalties", History::bytes_for(vocab)),
         Part::memory("request tables", per_slot.iter().sum()),

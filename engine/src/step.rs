@@ -16,6 +16,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::ids::{CheckpointId, PageId, StateSlot, TokenId};
+use crate::limits::Limits;
 
 /// Who put a row into a trunk pass.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, Serialize, Deserialize)]
@@ -282,6 +283,93 @@ pub struct Step {
     pub trunk: TrunkWork,
 }
 
+impl Step {
+    /// Nothing, with room for whatever `limits` allow.
+    pub fn with_room(limits: &Limits) -> Self {
+        let Room { segments, rows, rules, pages, pending } = Room::new(limits);
+        Self {
+            ops: Vec::new(),
+            mtp: MtpWork {
+                state: Vec::with_capacity(segments),
+                position: Vec::with_capacity(segments),
+                depth: Vec::with_capacity(segments),
+                p_min: Vec::with_capacity(segments),
+                token_start: Vec::with_capacity(segments + 1),
+                token: Vec::with_capacity(pending),
+                page_start: Vec::with_capacity(segments + 1),
+                page: Vec::with_capacity(pages),
+                probe: false,
+            },
+            trunk: TrunkWork {
+                state: Vec::with_capacity(segments),
+                position: Vec::with_capacity(segments),
+                committed: Vec::with_capacity(segments),
+                row_start: Vec::with_capacity(segments + 1),
+                page_start: Vec::with_capacity(segments + 1),
+                page: Vec::with_capacity(pages),
+                token: Vec::with_capacity(rows),
+                source: Vec::with_capacity(rows),
+                rules: RowRules {
+                    row: Vec::with_capacity(rules),
+                    filter: Vec::with_capacity(rules),
+                    draw: Vec::with_capacity(rules),
+                    edit_start: Vec::with_capacity(rules + 1),
+                    edit: Vec::with_capacity(rules),
+                    mask: Vec::with_capacity(rules),
+                    top_n: Vec::with_capacity(rules),
+                    known: Vec::with_capacity(rules),
+                    filters: Vec::with_capacity(segments),
+                    ..RowRules::default()
+                },
+            },
+        }
+    }
+
+    /// Bytes of [`Self::with_room`] and [`StepResult::with_room`].
+    pub fn bytes_for(limits: &Limits) -> usize {
+        let Room { segments, rows, rules, pages, pending } = Room::new(limits);
+        let word = size_of::<u32>();
+        let mtp = word * (6 * segments + 2 + pending + pages);
+        let trunk = word * (5 * segments + 2 + rows + pages) + rows * size_of::<Source>();
+        let edits = rules * size_of::<LogitEdit>();
+        let of_rules = word * (7 * rules + 1) + edits + segments * size_of::<Filters>();
+        let result = word * (3 * segments + 3 * rows + 2 * rules + 2) + segments * size_of::<Option<Fault>>();
+        mtp.saturating_add(trunk).saturating_add(of_rules).saturating_add(result)
+    }
+
+    /// Empties every column and keeps its capacity.
+    pub fn clear(&mut self) {
+        self.ops.clear();
+        self.mtp.clear();
+        self.trunk.clear();
+    }
+}
+
+/// Most of what a step has.
+struct Room {
+    segments: usize,
+    rows: usize,
+    rules: usize,
+    pages: usize,
+    /// Tokens that MTP caches may be behind.
+    pending: usize,
+}
+
+impl Room {
+    fn new(limits: &Limits) -> Self {
+        let &Limits { slots, context, step_rows, window_max, prefill_chunk, .. } = limits;
+        let rules = step_rows.min(slots * (window_max + 1));
+        let pending = slots * context.min(prefill_chunk + window_max + 2);
+        Self {
+            segments: slots,
+            rows: step_rows,
+            rules,
+            pages: slots.saturating_mul(Limits::pages_for(context)),
+            pending,
+        }
+    }
+}
+
 /// Why a row could not be decided, or a prompt not be computed; ends its own request only.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, Serialize, Deserialize)]
 pub enum Fault {
@@ -344,6 +432,22 @@ pub struct StepResult {
 }
 
 impl StepResult {
+    /// Nothing, with room for what comes of any step.
+    pub fn with_room(limits: &Limits) -> Self {
+        let Room { segments, rows, rules, .. } = Room::new(limits);
+        Self {
+            draft_start: Vec::with_capacity(segments + 1),
+            draft: Vec::with_capacity(rows),
+            draft_prob: Vec::with_capacity(rows),
+            accepted: Vec::with_capacity(segments),
+            next: Vec::with_capacity(segments),
+            fault: Vec::with_capacity(segments),
+            logprob: Vec::with_capacity(rules),
+            top_start: Vec::with_capacity(rules + 1),
+            ..Self::default()
+        }
+    }
+
     /// Empties every column and keeps its capacity.
     pub fn clear(&mut self) {
         self.draft_start.clear();

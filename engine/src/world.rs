@@ -98,7 +98,7 @@ impl Ledger {
             counters: Counters::new(slots, limits.window_max),
             plans: Plans::new(slots),
             windows: Windows::new(slots, limits.window_max),
-            outbox: Outbox::new(slots, limits.events),
+            outbox: Outbox::new(slots, limits.events, limits.window_max + 1),
             totals: Totals::new(slots),
             suffix_bytes: Suffix::bytes_for(slots, context) as u64,
             cost: Cost::default(),
@@ -187,12 +187,13 @@ impl World {
         events: Sender<Event>,
     ) -> Self {
         let gauges = Arc::new(Gauges::new(&ledger.limits));
+        let (step, result) = (Step::with_room(&ledger.limits), StepResult::with_room(&ledger.limits));
         let mut world = Self {
             snapshot: Snapshot::new(ledger.limits.slots),
             ledger,
             executor,
-            step: Step::default(),
-            result: StepResult::default(),
+            step,
+            result,
             clock,
             inbox,
             events,
@@ -502,7 +503,7 @@ impl World {
         for rows in COST_ROWS.into_iter().filter(|r| *r <= most) {
             let mut best = u64::MAX;
             for _ in 0..2 {
-                *step = Step::default();
+                step.clear();
                 step.ops.push(SlotOp::Reset { state: StateSlot(0) });
                 let trunk = &mut step.trunk;
                 trunk.state.push(StateSlot(0));
@@ -536,7 +537,7 @@ impl World {
             let depth = MTP_TOKENS_DEFAULT.min(most);
             let mut best = u64::MAX;
             for _ in 0..2 {
-                *step = Step::default();
+                step.clear();
                 step.ops.push(SlotOp::Reset { state: StateSlot(0) });
                 let mtp = &mut step.mtp;
                 mtp.state.push(StateSlot(0));
@@ -552,7 +553,7 @@ impl World {
             }
             l.cost.observe_draft(depth, best);
         }
-        *step = Step::default();
+        step.clear();
         result.clear();
         l.pages.truncate(Slot(0), 0);
     }

@@ -277,6 +277,11 @@ fn in_pairs(j: usize) -> usize {
     j / 4 * 4 + [0, 2, 1, 3][j % 4]
 }
 
+/// Capacity for `len` elements in all.
+fn reserve<T>(v: &mut Vec<T>, len: usize) {
+    v.reserve_exact(len.saturating_sub(v.len()));
+}
+
 /// Length without clearing: every element is written before it is read.
 fn resize<T: Copy + Default>(v: &mut Vec<T>, len: usize) {
     v.resize(len, T::default());
@@ -307,6 +312,36 @@ impl InputScratch {
     /// Empty; it grows to the largest input seen.
     pub fn new() -> InputScratch {
         InputScratch::default()
+    }
+
+    /// Room for `rows` rows of `k` in one form.
+    pub(crate) fn reserve(&mut self, form: Form, rows: usize, k: usize) {
+        let acts = match form {
+            Form::Float => &mut self.float,
+            Form::Int32 => &mut self.int32,
+            Form::Int256 => &mut self.int256,
+        };
+        let lens = ActLens::new(form, rows, k);
+        reserve(&mut acts.floats, lens.floats);
+        reserve(&mut acts.codes, lens.codes);
+        reserve(&mut acts.scale, lens.scale);
+        reserve(&mut acts.scaled_sum, lens.sums);
+        for c in &mut acts.correction {
+            reserve(c, lens.sums);
+        }
+        reserve(&mut acts.sums_32, lens.sums_32);
+        reserve(&mut acts.sums_16, lens.sums_16);
+    }
+
+    /// Room for `count` workers: bytes of panels, of rows, and of floats.
+    pub(crate) fn reserve_workers(&mut self, count: usize, [panels, bytes, floats]: [usize; 3]) {
+        self.workers.resize_with(count, Mutex::default);
+        for worker in &mut self.workers {
+            let worker = worker.get_mut();
+            worker.panels.at_least(panels);
+            worker.bytes.reserve_exact(bytes);
+            worker.floats.reserve_exact(floats / size_of::<f32>());
+        }
     }
 
     /// Bytes held now.

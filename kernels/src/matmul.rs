@@ -4,12 +4,14 @@
 //! feeds kernels with panels, made at load time or on the way. What a kernel computes is fixed by [`crate::quant`];
 //! nothing here can change a bit of it.
 
+use smallvec::SmallVec;
+
 use crate::cpu::detect::Isa;
-use crate::cpu::groups::{Piece, for_each_piece};
+use crate::cpu::groups::{OUTPUTS, Piece, for_each_piece};
 use crate::cpu::matmul::{Group, Weights, dequantize, kernel, pack};
 use crate::cpu::pages::as_bytes;
 use crate::cpu::pool::Pool;
-use crate::input::{Acts, Form, Input, TILE_ROWS, WorkerScratch, act_bytes};
+use crate::input::{Acts, Form, Input, InputScratch, TILE_ROWS, WorkerScratch, act_bytes};
 use crate::matrix::{Matrix, Storage};
 use crate::panel::LANES;
 use crate::quant::{Activation, Family, Quant, step_16, step_32, step_256, step_float};
@@ -46,7 +48,7 @@ pub fn matmul(pool: &Pool, isa: Isa, mode: Activation, input: &mut Input, output
     }
     input.prepare_workers(pool.threads());
     let input = &*input;
-    let matrices: Vec<&Matrix> = outputs.iter().map(|(w, _)| *w).collect();
+    let matrices: SmallVec<[&Matrix; OUTPUTS]> = outputs.iter().map(|(w, _)| *w).collect();
     let destinations = outputs.iter_mut().map(|(w, dst)| (w.n(), &mut **dst)).collect();
     let grain = if weight_bytes < SERIAL_BYTES { groups } else { (PIECE_BYTES * groups / weight_bytes).max(1) };
     for_each_piece(pool, destinations, input.rows(), grain, |worker, piece| {
@@ -79,6 +81,19 @@ pub fn scratch_bytes(mode: Activation, threads: usize, products: &[Product]) -> 
         .map(|of| most(&|p| if form(p.quant, mode) == of { act_bytes(of, p.rows, p.k) } else { 0 }));
     let worker: usize = (0..3).map(|i| most(&|p| worker_bytes(mode, p)[i])).sum();
     inputs.iter().sum::<usize>() + threads * worker
+}
+
+impl InputScratch {
+    /// Room for all of these products on `threads` workers: see [`scratch_bytes`].
+    pub fn with_room(mode: Activation, threads: usize, products: &[Product]) -> Self {
+        let mut scratch = Self::new();
+        for product in products {
+            scratch.reserve(form(product.quant, mode), product.rows, product.k);
+        }
+        let most = |i: usize| products.iter().map(|p| worker_bytes(mode, p)[i]).max().unwrap_or(0);
+        scratch.reserve_workers(threads, [most(0), most(1), most(2)]);
+        scratch
+    }
 }
 
 /// Bytes of [`WorkerScratch`]: panels, bytes and floats that kernels of an instruction set want for one matrix. The

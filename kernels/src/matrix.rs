@@ -3,6 +3,7 @@
 use std::ops::{Deref, Range};
 use std::sync::Arc;
 
+use bumpalo::Bump;
 use thiserror::Error;
 
 use crate::cpu::detect::Isa;
@@ -197,15 +198,22 @@ impl Matrix {
         }
     }
 
-    /// Expands row `i`: embedding lookup.
+    /// Expands row `i`: embedding lookup. What is in panels is gathered in `lists`.
     ///
     /// # Panics
     /// If `i >= n` or `dst` is not `k` long.
-    pub fn dequantize_row(&self, i: usize, dst: &mut [f32]) {
+    pub fn dequantize_row(&self, i: usize, lists: &Bump, dst: &mut [f32]) {
         assert_eq!(dst.len(), self.k, "a row of {}", self.k);
-        let mut row = vec![0; self.row_bytes()];
-        self.copy_row(i, &mut row);
-        self.stored().dequantize(&row, dst);
+        assert!(i < self.n, "row {i} of {}", self.n);
+        let row = match &self.storage {
+            Storage::Rows(bytes) => &(**bytes).as_ref()[i * self.row_bytes()..][..self.row_bytes()],
+            Storage::Panels(_) => {
+                let row = lists.alloc_slice_fill_copy(self.row_bytes(), 0);
+                self.copy_row(i, row);
+                row
+            }
+        };
+        self.stored().dequantize(row, dst);
     }
 
     /// The format of [`Matrix::copy_row`]: that of the file, or what repacking made of it.

@@ -1,6 +1,7 @@
 //! What is planned is what is taken: the planner against loaded models, and against a server at work.
 
 mod counted;
+mod steady;
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -268,7 +269,7 @@ fn inspect_tells_what_a_file_is() {
 /// All rooms of a server; and what the small ones take, which no count of a whole process shows.
 #[test]
 fn every_room_is_listed_and_small_ones_have_their_size() {
-    const ROOMS: [&str; 42] = [
+    const ROOMS: [&str; 45] = [
         "model files",
         "repacked weights",
         "small tensors",
@@ -282,6 +283,8 @@ fn every_room_is_listed_and_small_ones_have_their_size() {
         "checkpoints",
         "recurrent weights",
         "row buffers",
+        "block tables of a pass",
+        "lists of a pass",
         "logits",
         "matmul scratch",
         "attention scratch",
@@ -292,6 +295,7 @@ fn every_room_is_listed_and_small_ones_have_their_size() {
         "token histories",
         "suffix indices",
         "page tables",
+        "steps",
         "prefix cache",
         "penalties",
         "request tables",

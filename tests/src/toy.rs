@@ -15,6 +15,7 @@ use engine::api::{
 };
 use engine::clock::Clock;
 use engine::constraint::Allowed;
+use engine::delta::Committed;
 use engine::ids::{CheckpointId, PageId, RequestId, Slot, StateSlot, Ticket, TokenId};
 use engine::limits::{Limits, PAGE_TOKENS};
 use engine::pieces::{PieceFlags, Pieces};
@@ -703,7 +704,8 @@ pub fn hear(heard: &mut BTreeMap<Ticket, Heard>, event: Event, tick: u64) {
             h.prompt.push((processed, time_ns));
             h.scores.extend(logprobs);
         }
-        Event::Delta { tokens, origins, drafted, said, cuts, logprobs, report, .. } => {
+        Event::Delta { delta, .. } => {
+            let Committed { tokens, origins, drafted, said, cuts, logprobs, report } = delta.into_committed();
             assert_eq!(origins.len(), tokens.len(), "every token is somebody's");
             assert_eq!(cuts.len(), tokens.len(), "the text is cut behind every token");
             assert!(cuts.is_sorted() && cuts.last().is_none_or(|end| *end as usize <= said.text.len()));

@@ -73,11 +73,11 @@ pub fn run_all(handle: &EngineHandle, submissions: Vec<Submission>) -> Result<Ve
                     partial[i].prompt_logprobs.extend(logprobs);
                 }
             }
-            Event::Delta { ticket, tokens, said, logprobs, .. } => {
+            Event::Delta { ticket, mut delta } => {
                 if let Some(&i) = index.get(&ticket) {
-                    partial[i].tokens.extend(tokens);
-                    partial[i].text.push_str(&said.text);
-                    partial[i].logprobs.extend(logprobs);
+                    partial[i].tokens.extend(&delta.tokens);
+                    partial[i].text.push_str(&delta.said.text);
+                    partial[i].logprobs.append(&mut delta.logprobs);
                 }
             }
             Event::Finished { ticket, finish, report } => {

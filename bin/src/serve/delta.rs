@@ -1,41 +1,21 @@
 //! What a tick has committed of a choice, as one thing or token by token.
 
-use engine::api::{Origin, TokenLogprob};
 use engine::channels::Said;
-use engine::ids::TokenId;
+use engine::delta::Committed;
 
-/// Tokens of a choice and the text that they released.
-#[derive(Clone, PartialEq, Debug, Default)]
-pub(crate) struct Delta {
-    pub tokens: Vec<TokenId>,
-    /// Who proposed each of them.
-    pub origins: Vec<Origin>,
-    /// Drafts of the step that committed them.
-    pub drafted: u32,
-    pub said: Said,
-    /// One a token, where they are wanted.
-    pub logprobs: Vec<TokenLogprob>,
-}
-
-impl Delta {
-    /// One for each token, where `cuts` are the bytes of text released up to it. The last has what came with the end; the
-    /// drafts are the first's.
-    pub(crate) fn by_token(self, cuts: &[u32]) -> Vec<Self> {
-        if self.tokens.len() < 2 {
-            return vec![self];
-        }
-        let said = cut(&self.said, cuts);
-        let mut logprobs = self.logprobs.into_iter();
-        let each = self.tokens.into_iter().zip(self.origins).zip(said).enumerate();
-        each.map(|(i, ((token, origin), said))| Self {
-            tokens: vec![token],
-            origins: vec![origin],
-            drafted: if i == 0 { self.drafted } else { 0 },
-            said,
-            logprobs: logprobs.next().into_iter().collect(),
-        })
-        .collect()
-    }
+/// One for each token. The last has what came with the end; the drafts are the first's.
+pub(crate) fn by_token(all: &Committed) -> Vec<Committed> {
+    let said = cut(&all.said, &all.cuts);
+    let each = all.tokens.iter().zip(&all.origins).zip(said).enumerate();
+    each.map(|(i, ((token, origin), said))| Committed {
+        tokens: vec![*token],
+        origins: vec![*origin],
+        drafted: if i == 0 { all.drafted } else { 0 },
+        said,
+        logprobs: all.logprobs.get(i).cloned().into_iter().collect(),
+        ..Committed::default()
+    })
+    .collect()
 }
 
 /// The text up to each of `ends`, the last of which stands for the end of all.
@@ -66,7 +46,9 @@ fn cut(said: &Said, ends: &[u32]) -> Vec<Said> {
 
 #[cfg(test)]
 mod tests {
+    use engine::api::Origin;
     use engine::channels::{Channel, Run};
+    use engine::ids::TokenId;
 
     use super::*;
 
@@ -77,15 +59,16 @@ mod tests {
         for runs in [runs, Vec::new()] {
             let said = Said { text: "abc|\u{20ac}d".to_owned(), runs };
             for ends in [[0, 0, 0, 0], [1, 3, 4, 7], [2, 4, 4, 8], [0, 8, 8, 8]] {
-                let delta = Delta {
+                let mut delta = Committed {
                     tokens: (0..4).map(TokenId).collect(),
                     origins: vec![Origin::Target, Origin::Mtp, Origin::Suffix, Origin::Target],
                     drafted: 5,
                     said: said.clone(),
-                    logprobs: Vec::new(),
+                    cuts: ends.to_vec(),
+                    ..Committed::default()
                 };
-                let pieces = delta.clone().by_token(&ends);
-                let mut whole = Delta::default();
+                let pieces = by_token(&delta);
+                let mut whole = Committed::default();
                 for (i, piece) in pieces.iter().enumerate() {
                     assert_eq!(piece.tokens, [TokenId(i as u32)]);
                     let end = if i == 3 { 8 } else { ends[i] as usize };
@@ -100,6 +83,7 @@ mod tests {
                     whole.drafted += piece.drafted;
                     whole.said.append(&piece.said);
                 }
+                delta.cuts.clear();
                 assert_eq!(whole, delta, "{ends:?}");
             }
         }

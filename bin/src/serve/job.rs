@@ -5,12 +5,12 @@ use std::time::{Duration, Instant};
 
 use engine::api::{AdmitError, Command, Finish, Report, Submission, TokenLogprob};
 use engine::channels::Markers;
+use engine::delta::Committed;
 use engine::ids::{Ticket, TokenId};
 use engine::step::Fault;
 
 use crate::serve::answers::{Choice, Failed, Piece, Progress, Scene, Writer};
 use crate::serve::constrain::Compiled;
-use crate::serve::delta::Delta;
 use crate::serve::entries;
 use crate::serve::error::ApiError;
 use crate::serve::http::Reply;
@@ -220,7 +220,7 @@ impl Job {
     pub(crate) fn deltas(
         &mut self,
         index: usize,
-        deltas: Vec<Delta>,
+        deltas: &[Committed],
         model: &dyn TextModel,
         random: &mut Random,
     ) -> Outcome {

@@ -15,7 +15,7 @@ use engine::ids::{Ticket, TokenId};
 
 use crate::serve::answers::{Choice, Dialect, Failed};
 use crate::serve::constrain::{self, Compiler};
-use crate::serve::delta::Delta;
+use crate::serve::delta::by_token;
 use crate::serve::entries::Entries;
 use crate::serve::error::ApiError;
 use crate::serve::http::Reply;
@@ -498,13 +498,13 @@ impl Text {
                 self.begin(exchange)
             }
             Event::Prompt { processed, time_ns, logprobs, .. } => job.prompt(index, processed, time_ns, logprobs),
-            Event::Delta { said, cuts, tokens, origins, drafted, logprobs, report, .. } => {
-                if let Some(report) = report {
+            Event::Delta { mut delta, .. } => {
+                if let Some(report) = delta.report.take() {
                     job.choices[index].so_far = report;
                 }
-                let delta = Delta { tokens, origins, drafted, said, logprobs };
-                let apart = self.reader.show.per_token && job.params.stream;
-                let deltas = if apart { delta.by_token(&cuts) } else { vec![delta] };
+                let apart = self.reader.show.per_token && job.params.stream && delta.tokens.len() > 1;
+                let pieces = if apart { by_token(&delta) } else { Vec::new() };
+                let deltas = if apart { pieces.as_slice() } else { std::slice::from_ref(&*delta) };
                 job.deltas(index, deltas, self.reader.model.as_ref(), &mut self.random)
             }
             Event::Finished { finish, report, .. } => {
@@ -579,9 +579,9 @@ impl Text {
     fn event_of_gone(&mut self, ticket: Ticket, event: Event) {
         match event {
             Event::Admitted { .. } | Event::Prompt { .. } => {}
-            Event::Delta { said, tokens, .. } => {
+            Event::Delta { delta, .. } => {
                 if let Some(line) = self.state.gone.get_mut(&ticket).and_then(|gone| gone.line.as_mut()) {
-                    line.written.add(&said.text, &tokens);
+                    line.written.add(&delta.said.text, &delta.tokens);
                 }
             }
             Event::Pages { held, free, .. } => {

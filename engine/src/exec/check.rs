@@ -4,7 +4,8 @@
 //! themselves. In one process a step that does not pass is a bug of the Ledger and asserts; one that came over a wire is
 //! refused before anything of it is run.
 
-use std::collections::HashMap;
+use bumpalo::Bump;
+use bumpalo::collections::Vec as List;
 
 use crate::ids::{CheckpointId, StateSlot};
 use crate::limits::PAGE_TOKENS;
@@ -17,9 +18,9 @@ use super::cursors::{Cursor, Rule};
 struct Rehearsal<'a> {
     executor: &'a CpuExecutor,
     rule: Rule,
-    cursor: Vec<Cursor>,
+    cursor: &'a mut [Cursor],
     /// Checkpoints that the step saves (their length) or drops.
-    changed: HashMap<CheckpointId, Option<u32>>,
+    changed: List<'a, (CheckpointId, Option<u32>)>,
     /// Checkpoints there are.
     count: usize,
 }
@@ -31,20 +32,22 @@ impl CpuExecutor {
     /// # Errors
     /// The first thing that does not continue where its sequence stands: what was found, and what was expected.
     pub fn check(&self, step: &Step) -> Result<(), String> {
-        let mut all = self.rehearsal();
-        for op in &step.ops {
-            all.op(op)?;
-        }
-        all.mtp(&step.mtp)?;
-        all.trunk(&step.trunk)
+        self.machine.pool.lists(|lists| {
+            let mut all = self.rehearsal(lists);
+            for op in &step.ops {
+                all.op(op)?;
+            }
+            all.mtp(&step.mtp)?;
+            all.trunk(&step.trunk)
+        })
     }
 
-    fn rehearsal(&self) -> Rehearsal<'_> {
+    fn rehearsal<'a>(&'a self, lists: &'a Bump) -> Rehearsal<'a> {
         Rehearsal {
             executor: self,
             rule: self.cursors.rule(),
-            cursor: self.cursors.all().to_vec(),
-            changed: HashMap::new(),
+            cursor: lists.alloc_slice_copy(self.cursors.all()),
+            changed: List::new_in(lists),
             count: self.checkpoints.len(),
         }
     }
@@ -58,7 +61,8 @@ impl CpuExecutor {
     /// # Panics
     /// If `work` cannot be run.
     pub(super) fn assert_drafts(&self, work: &MtpWork) {
-        self.rehearsal().mtp(work).unwrap_or_else(|error| panic!("{error}"));
+        let checked = self.machine.pool.lists(|lists| self.rehearsal(lists).mtp(work));
+        checked.unwrap_or_else(|error| panic!("{error}"));
     }
 }
 
@@ -70,7 +74,8 @@ impl Rehearsal<'_> {
     /// Length of a checkpoint, if it is there.
     fn saved(&self, checkpoint: CheckpointId) -> Option<u32> {
         let before = || self.executor.checkpoints.get(&checkpoint).map(|saved| saved.kv_len);
-        self.changed.get(&checkpoint).copied().unwrap_or_else(before)
+        let changed = self.changed.iter().rev().find(|(of, _)| *of == checkpoint);
+        changed.map_or_else(before, |(_, now)| *now)
     }
 
     fn op(&mut self, op: &SlotOp) -> Result<(), String> {
@@ -97,7 +102,7 @@ impl Rehearsal<'_> {
                 if self.count >= most {
                     return Err(format!("{checkpoint}: {} of {most} checkpoints are there", self.count));
                 }
-                self.changed.insert(checkpoint, Some(kv_len));
+                self.changed.push((checkpoint, Some(kv_len)));
                 self.count += 1;
             }
             SlotOp::Restore { checkpoint, state } => {
@@ -113,7 +118,7 @@ impl Rehearsal<'_> {
             }
             SlotOp::Drop { checkpoint } => {
                 self.saved(checkpoint).ok_or_else(|| format!("{checkpoint} is not there to be dropped"))?;
-                self.changed.insert(checkpoint, None);
+                self.changed.push((checkpoint, None));
                 self.count -= 1;
             }
         }

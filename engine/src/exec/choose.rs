@@ -2,8 +2,11 @@
 
 use std::ops::Range;
 
+use bumpalo::Bump;
+use bumpalo::collections::Vec as List;
 use engine_kernels::Isa;
 use engine_kernels::ops::logits::argmax;
+use smallvec::SmallVec;
 
 use crate::accept;
 use crate::ids::TokenId;
@@ -42,9 +45,9 @@ impl Chooser {
 /// # Panics
 /// If rules are not in row order, name rows outside the pass, or a window whose rows are not all ruled from its
 /// first on, or whose successors are known.
-pub fn runs(trunk: &TrunkWork) -> Vec<Run> {
+pub fn runs<'l>(trunk: &TrunkWork, lists: &'l Bump) -> List<'l, Run> {
     let rules = &trunk.rules;
-    let mut out: Vec<Run> = Vec::new();
+    let mut out: List<'l, Run> = List::with_capacity_in(trunk.state.len(), lists);
     let mut segment = 0;
     for (i, &row) in rules.row.iter().enumerate() {
         assert!(i == 0 || rules.row[i - 1] < row, "rules are in row order");
@@ -70,8 +73,8 @@ pub fn runs(trunk: &TrunkWork) -> Vec<Run> {
 }
 
 /// Groups of runs whose rules together fit [`LOGIT_ROWS`].
-pub fn blocks(runs: &[Run]) -> Vec<Range<usize>> {
-    let mut out: Vec<Range<usize>> = Vec::new();
+pub fn blocks<'l>(runs: &[Run], lists: &'l Bump) -> List<'l, Range<usize>> {
+    let mut out: List<'l, Range<usize>> = List::new_in(lists);
     let mut rows = 0;
     for (i, run) in runs.iter().enumerate() {
         match out.last_mut() {
@@ -102,7 +105,7 @@ pub fn decide(
     let start = trunk.row_start[run.segment] as usize;
     let end = trunk.row_start[run.segment + 1] as usize;
     let mut decided = 0;
-    let mut chosen = Vec::with_capacity(run.rules.len());
+    let mut chosen: SmallVec<[Result<TokenId, Fault>; LOGIT_ROWS]> = SmallVec::new();
     if run.window {
         let anchor = start + trunk.committed[run.segment] as usize - 1;
         let ruled = &trunk.token[anchor + 1..end];
@@ -200,7 +203,7 @@ mod tests {
             top_start: vec![0],
             ..StepResult::default()
         };
-        for run in runs(trunk) {
+        for run in runs(trunk, &Bump::new()) {
             let mut logits = Vec::new();
             for &t in &target[run.rules.clone()] {
                 let mut row = [0.0, 0.0, 0.0, 0.0, 0.0, 9.0, 9.0];
@@ -290,13 +293,14 @@ mod tests {
     fn windows_are_never_torn_apart() {
         let long: Vec<u32> = vec![0; 40];
         let trunk = work(&[(&long, 1), (&long, 1), (&[1], 1)], false);
-        let runs = runs(&trunk);
+        let lists = Bump::new();
+        let runs = runs(&trunk, &lists);
         assert_eq!(runs.iter().map(|r| r.rules.clone()).collect::<Vec<_>>(), [0..40, 40..80, 80..81]);
-        assert_eq!(blocks(&runs), [0..1, 1..3]);
+        assert_eq!(blocks(&runs, &lists), [0..1, 1..3]);
         let probe = work(&[(&long, 40), (&long, 40)], true);
-        let runs = super::runs(&probe);
+        let runs = super::runs(&probe, &lists);
         assert_eq!(runs.len(), 80);
-        assert_eq!(blocks(&runs), [0..LOGIT_ROWS, LOGIT_ROWS..80]);
+        assert_eq!(blocks(&runs, &lists), [0..LOGIT_ROWS, LOGIT_ROWS..80]);
     }
 
     #[test]
@@ -304,7 +308,7 @@ mod tests {
     fn rules_out_of_order_assert() {
         let mut trunk = work(&[(&[1], 1), (&[2], 1)], false);
         trunk.rules.row.swap(0, 1);
-        runs(&trunk);
+        runs(&trunk, &Bump::new());
     }
 
     #[test]
@@ -312,6 +316,6 @@ mod tests {
     fn a_window_with_a_gap_in_its_rules_asserts() {
         let mut trunk = work(&[(&[1, 2, 3], 1)], false);
         trunk.rules.row.swap(1, 2);
-        runs(&trunk);
+        runs(&trunk, &Bump::new());
     }
 }

@@ -13,6 +13,8 @@ use engine_kernels::ops::norm::{layer_norm, rms_norm, rms_norm_in_place, rms_nor
 use engine_kernels::ops::rope::{Rope, RopeTable};
 use engine_kernels::{Activation, Input, InputScratch, Isa, Matrix, Pool, matmul};
 
+use smallvec::SmallVec;
+
 use crate::ids::TokenId;
 use crate::limits::Limits;
 use crate::model::Model;
@@ -22,8 +24,11 @@ use super::ExecOptions;
 use super::moe::Mixture;
 use super::ngrams::Ngrams;
 use super::recurrent::Recurrent;
-use super::sizes::LogitSizes;
+use super::sizes::{LogitSizes, Shapes, products};
 use super::sparse::{Sparse, SparseOp};
+
+/// Products of one input.
+const OUTPUTS: usize = 8;
 
 /// The rows of one pass and who they belong to.
 pub struct Batch<'a> {
@@ -72,6 +77,7 @@ impl Machine {
         let width: Vec<usize> = program.buffers.iter().map(|b| b.width).collect();
         let head_rows = program.head.map(|head| model.weights.matrix(head).n());
         let logits = LogitSizes::new(limits, program.width(program.head_in), head_rows);
+        let products = products(program, &Shapes::of_model(model), limits);
         let freq_factors = program.rope_factors.map_or_else(Vec::new, |id| model.weights.vector(id).to_vec());
         Self {
             pool,
@@ -79,7 +85,7 @@ impl Machine {
             activation: options.activation,
             buffers: width.iter().map(|w| vec![0.0; w * limits.step_rows]).collect(),
             width,
-            input: InputScratch::new(),
+            input: InputScratch::with_room(options.activation, options.threads, &products),
             rope: program.rope.map(|rope| Rope {
                 pairing: rope.pairing,
                 n_rot: rope.n_rot,
@@ -94,7 +100,7 @@ impl Machine {
             kv: KvCache::new(options.kv_type, &program.kv, limits.pages),
             recurrent: Recurrent::new(&program.recurrent, &model.weights, limits),
             mixture: Mixture::new(model, limits.step_rows),
-            sparse: Sparse::new(program, limits.pages),
+            sparse: Sparse::new(program, limits),
             ngrams: program.ngrams.as_ref().map(|hash| Ngrams::new(hash, limits)),
         }
     }
@@ -144,7 +150,7 @@ impl Machine {
                 let table = weights.matrix(table);
                 let width = self.width[dst.index()];
                 for (token, row) in batch.token.iter().zip(self.rows_mut(dst, rows).chunks_exact_mut(width)) {
-                    table.dequantize_row(token.index(), row);
+                    pool.lists(|lists| table.dequantize_row(token.index(), lists, row));
                 }
             }
             Op::RmsNorm { src, weight, dst } => {
@@ -286,15 +292,32 @@ impl Machine {
         self.buffers[buffer.index()] = taken;
     }
 
+    /// Row i of `to` becomes row `rows[i]` of `from`, where one is named; they ascend.
+    pub(super) fn carry(&mut self, from: BufferId, to: BufferId, rows: &[Option<usize>]) {
+        let width = self.width[to.index()];
+        assert_eq!(width, self.width[from.index()], "rows of another width");
+        let moves = rows.iter().enumerate().filter_map(|(i, row)| row.map(|row| (i, row)));
+        if from == to {
+            // None lies behind where it goes, so none is overwritten before it was moved.
+            let buffer = &mut self.buffers[to.index()];
+            moves.for_each(|(i, row)| buffer.copy_within(row * width..(row + 1) * width, i * width));
+        } else {
+            self.with(to, rows.len(), |m, dst| {
+                let src = &m.buffers[from.index()];
+                moves.for_each(|(i, row)| dst[i * width..][..width].copy_from_slice(&src[row * width..][..width]));
+            });
+        }
+    }
+
     fn matmul(&mut self, model: &Model, src: BufferId, outputs: &[(MatrixId, BufferId)], rows: usize) {
-        let mut taken: Vec<Vec<f32>> =
+        let mut taken: SmallVec<[Vec<f32>; OUTPUTS]> =
             outputs.iter().map(|(_, dst)| std::mem::take(&mut self.buffers[dst.index()])).collect();
         let width = self.width[src.index()];
         let k = model.weights.matrix(outputs[0].0).k();
         let x = &self.buffers[src.index()][..rows * width];
         // A row of several streams is as many rows of the product.
         let mut input = Input::new(&mut self.input, x, rows * (width / k), k);
-        let mut pairs: Vec<(&Matrix, &mut [f32])> = outputs
+        let mut pairs: SmallVec<[(&Matrix, &mut [f32]); OUTPUTS]> = outputs
             .iter()
             .zip(&mut taken)
             .map(|(&(matrix, dst), buffer)| {
@@ -302,6 +325,7 @@ impl Machine {
             })
             .collect();
         matmul(&self.pool, self.isa, self.activation, &mut input, &mut pairs);
+        drop(pairs);
         for ((_, dst), buffer) in outputs.iter().zip(taken) {
             self.buffers[dst.index()] = buffer;
         }

@@ -28,6 +28,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Instant;
 
+use bumpalo::collections::Vec as List;
 // Settings of this executor, so that its users need not know the kernels.
 pub use engine_kernels::ops::kv_cache::KvType;
 pub use engine_kernels::{Activation, Isa, Pool};
@@ -37,6 +38,7 @@ use crate::limits::{Limits, STEP_ROWS_MAX, WINDOW_MAX};
 use crate::model::{Model, MtpStatus};
 use crate::step::{Executor, MtpWork, Shape, SlotOp, Step, StepResult};
 
+use batch::Tables;
 use choose::Chooser;
 use cursors::Cursors;
 use machine::Machine;
@@ -69,7 +71,11 @@ pub struct CpuExecutor {
     machine: Machine,
     cursors: Cursors,
     checkpoints: HashMap<CheckpointId, Checkpoint>,
+    /// Of those that were dropped; together with the others no more than the limit.
+    spare: Vec<Checkpoint>,
     chooser: Chooser,
+    /// Block tables of the pass.
+    tables: Tables,
 }
 
 impl CpuExecutor {
@@ -107,7 +113,9 @@ impl CpuExecutor {
             machine: Machine::new(&model, &limits, &options, pool),
             cursors: Cursors::new(limits.slots, hidden_rows, hidden_width, recurrent),
             checkpoints: HashMap::with_capacity(limits.checkpoints),
+            spare: Vec::with_capacity(limits.checkpoints),
             chooser: Chooser::new(options.isa),
+            tables: Tables::new(&limits),
             model,
             limits,
             shape,
@@ -163,11 +171,13 @@ impl CpuExecutor {
         self.assert_drafts(work);
         let pool = self.machine.pool();
         let _pass = pool.pass();
-        let before: Vec<u32> = work.state.iter().map(|s| self.cursors.get(*s).mtp_len).collect();
-        self.run_mtp(work, out);
-        for (state, mtp_len) in work.state.iter().zip(before) {
-            self.cursors.filled(*state, mtp_len);
-        }
+        pool.lists(|lists| {
+            let before = List::from_iter_in(work.state.iter().map(|s| self.cursors.get(*s).mtp_len), lists);
+            self.run_mtp(work, out);
+            for (state, mtp_len) in work.state.iter().zip(before) {
+                self.cursors.filled(*state, mtp_len);
+            }
+        });
     }
 
     /// The MTP cache of a sequence covers `mtp_len` positions: [`Self::draft_ahead`] has written them.
@@ -181,6 +191,7 @@ impl CpuExecutor {
             self.apply(&SlotOp::Reset { state: StateSlot(state) });
         }
         self.checkpoints.clear();
+        self.spare.clear();
     }
 
     /// Where the MTP block comes from, or why there is none.

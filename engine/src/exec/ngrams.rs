@@ -38,9 +38,10 @@ impl Ngrams {
         self.token.copy_within(start..start + self.capacity, to * self.capacity);
     }
 
-    /// The tokens before position `len` that later rows look at, oldest first.
-    pub fn save(&self, slot: usize, len: usize) -> Vec<u32> {
-        (len.saturating_sub(self.hash.history())..len).map(|p| self.token[self.at(slot, p)]).collect()
+    /// `out` becomes the tokens before position `len` that later rows look at, oldest first.
+    pub fn save(&self, slot: usize, len: usize, out: &mut Vec<u32>) {
+        out.clear();
+        out.extend((len.saturating_sub(self.hash.history())..len).map(|p| self.token[self.at(slot, p)]));
     }
 
     /// Brings back what [`Self::save`] gave.
@@ -88,19 +89,22 @@ impl Machine {
     pub(super) fn look_up_ngrams(&mut self, model: &Model, table: MatrixId, dst: BufferId, batch: &Batch<'_>) {
         let mut ngrams = self.ngrams.take().expect("a program with n-grams has a hash");
         let table = model.weights.matrix(table);
-        let mut named = vec![0; ngrams.hash.heads.len()];
-        let width = self.width[dst.index()];
-        let dst = self.rows_mut(dst, batch.token.len());
-        for segment in batch.states {
-            for row in segment.rows.clone() {
-                let before = |back| ngrams.before(batch, segment, row, back);
-                ngrams.hash.rows(batch.token[row].0, before, &mut named);
-                let parts = dst[row * width..(row + 1) * width].chunks_exact_mut(table.k());
-                for (part, &at) in parts.zip(&named) {
-                    table.dequantize_row(at as usize, part);
+        let pool = self.pool();
+        pool.lists(|lists| {
+            let named = lists.alloc_slice_fill_copy(ngrams.hash.heads.len(), 0);
+            let width = self.width[dst.index()];
+            let dst = self.rows_mut(dst, batch.token.len());
+            for segment in batch.states {
+                for row in segment.rows.clone() {
+                    let before = |back| ngrams.before(batch, segment, row, back);
+                    ngrams.hash.rows(batch.token[row].0, before, named);
+                    let parts = dst[row * width..(row + 1) * width].chunks_exact_mut(table.k());
+                    for (part, &at) in parts.zip(&*named) {
+                        pool.lists(|lists| table.dequantize_row(at as usize, lists, part));
+                    }
                 }
             }
-        }
+        });
         ngrams.keep(batch);
         self.ngrams = Some(ngrams);
     }

@@ -153,16 +153,16 @@ impl Recurrent {
         }
     }
 
-    /// The states of a folded slot, one layer after the other.
+    /// `out` becomes the states of a folded slot, one layer after the other.
     ///
     /// # Panics
     /// If rows are still logged.
-    pub fn save(&self, slot: usize) -> Vec<f32> {
-        let mut out = Vec::with_capacity(self.layers.iter().map(|l| l.history().saved_len()).sum());
+    pub fn save(&self, slot: usize, out: &mut Vec<f32>) {
+        out.clear();
+        out.reserve_exact(self.layers.iter().map(|l| l.history().saved_len()).sum());
         for layer in &self.layers {
-            layer.history().save(slot, &mut out);
+            layer.history().save(slot, out);
         }
-        out
     }
 
     /// Makes the slot what it was at [`Self::save`].

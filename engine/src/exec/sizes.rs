@@ -3,7 +3,7 @@
 use engine_kernels::ops::attention::AttentionScratch;
 use engine_kernels::ops::kv_cache::KvCache;
 use engine_kernels::ops::rope::RopeTable;
-use engine_kernels::{Product, Quant, scratch_bytes};
+use engine_kernels::{Pool, Product, Quant, scratch_bytes};
 
 use crate::limits::Limits;
 use crate::memory::Part;
@@ -13,6 +13,7 @@ use crate::model::plan::Plan;
 use crate::model::program::{BufferId, MatrixId, Op, Program, RecurrentGeometry};
 use crate::sample;
 
+use super::batch::Tables;
 use super::choose::LOGIT_ROWS;
 use super::cursors::Cursors;
 use super::moe::Mixture;
@@ -93,6 +94,29 @@ pub fn checkpoints_beside_kv(program: &Program, limits: &Limits, options: &ExecO
     (kv / 4).checked_div(checkpoint_bytes(program, limits)).unwrap_or(0)
 }
 
+/// The products of a pass, as far as their scratch memory goes.
+pub fn products(program: &Program, shapes: &Shapes, limits: &Limits) -> Vec<Product> {
+    let rows = limits.step_rows;
+    let logit_rows = LogitSizes::new(limits, 0, program.head.map(|_| 0)).rows;
+    let heads = program.head.iter().copied().chain(program.mtp.iter().map(|mtp| mtp.head));
+    let mut out: Vec<Product> = heads.map(|head| shapes.product(head, logit_rows)).collect();
+    for op in program.ops() {
+        match *op {
+            Op::MatMul { src, ref outputs } => out.extend(outputs.iter().map(|&(id, _)| {
+                let product = shapes.product(id, rows);
+                Product { rows: rows * (program.width(src) / product.k.max(1)), ..product }
+            })),
+            // An expert may be chosen by every row.
+            Op::Experts(e) => {
+                let all = [e.gate, Some(e.up), Some(e.down)].into_iter().flatten();
+                out.extend(all.map(|id| shapes.product(id, rows)));
+            }
+            _ => {}
+        }
+    }
+    out
+}
+
 /// Everything but the weights.
 pub fn parts(program: &Program, shapes: &Shapes, vocab: usize, limits: &Limits, options: &ExecOptions) -> Vec<Part> {
     let float = size_of::<f32>();
@@ -106,30 +130,19 @@ pub fn parts(program: &Program, shapes: &Shapes, vocab: usize, limits: &Limits, 
 
     let ngrams = program.ngrams.as_ref().map_or(0, |hash| Ngrams::bytes_for(hash, limits));
 
-    let mut products: Vec<Product> = program.head.map(|head| shapes.product(head, logits.rows)).into_iter().collect();
-    products.extend(program.mtp.iter().map(|mtp| shapes.product(mtp.head, logits.rows)));
+    let products = products(program, shapes, limits);
     let mut attention = 0;
     for op in program.ops() {
         match *op {
-            Op::MatMul { src, ref outputs } => {
-                products.extend(outputs.iter().map(|&(id, _)| {
-                    let product = shapes.product(id, rows);
-                    Product { rows: rows * (width(src) / product.k.max(1)), ..product }
-                }));
-            }
-            // An expert may be chosen by every row.
-            Op::Experts(e) => {
-                products.extend(
-                    [e.gate, Some(e.up), Some(e.down)].into_iter().flatten().map(|id| shapes.product(id, rows)),
-                );
-            }
             Op::Attention { layer, query, head_dim, .. } | Op::SparseAttention { layer, query, head_dim, .. } => {
                 let heads = width(query) / head_dim;
                 let bytes = AttentionScratch::bytes_for(options.threads, program.kv[layer], heads, limits.context);
                 attention = attention.max(bytes);
             }
-            // These work in the row buffers, the caches and the scratch memory of their layers.
-            Op::Embed { .. }
+            // These work in the row buffers, the caches and the scratch memory of products and of their layers.
+            Op::MatMul { .. }
+            | Op::Experts(_)
+            | Op::Embed { .. }
             | Op::RmsNorm { .. }
             | Op::LayerNorm { .. }
             | Op::Concat { .. }
@@ -168,6 +181,8 @@ pub fn parts(program: &Program, shapes: &Shapes, vocab: usize, limits: &Limits, 
         Part::memory("checkpoints", limits.checkpoints.saturating_mul(saved)),
         Part::memory("recurrent weights", Recurrent::weight_bytes(&program.recurrent)),
         Part::memory("row buffers", buffers + rope),
+        Part::memory("block tables of a pass", Tables::bytes_for(limits)),
+        Part::memory("lists of a pass", Pool::bytes_for(options.threads)),
         Part::memory("logits", float * (logits.head_in + logits.logits)),
         Part::memory("matmul scratch", scratch_bytes(options.activation, options.threads, &products)),
         Part::memory("attention scratch", attention),

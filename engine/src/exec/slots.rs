@@ -6,6 +6,7 @@ use crate::step::SlotOp;
 use super::CpuExecutor;
 
 /// A saved sequence: everything but its pages.
+#[derive(Default)]
 pub(super) struct Checkpoint {
     pub(super) kv_len: u32,
     /// Recurrent layers, one after the other.
@@ -59,7 +60,8 @@ impl CpuExecutor {
             SlotOp::Adopt { state, kv_len } => self.cursors.restore(state, kv_len, &[]),
             SlotOp::Drop { checkpoint } => {
                 let gone = self.checkpoints.remove(&checkpoint);
-                assert!(gone.is_some(), "{checkpoint} is not there to be dropped");
+                // Its memory is the next one's.
+                self.spare.push(gone.unwrap_or_else(|| panic!("{checkpoint} is not there to be dropped")));
             }
         }
     }
@@ -70,7 +72,9 @@ impl CpuExecutor {
     /// If rows are logged: fork the sequence and [`SlotOp::Fold`] the copy first.
     pub fn state_bytes(&self, state: StateSlot) -> Vec<u8> {
         assert_eq!(self.cursors.get(state).log_len(), 0, "{state} has logged rows");
-        self.machine.recurrent.save(state.index()).iter().flat_map(|x| x.to_le_bytes()).collect()
+        let mut out = Vec::new();
+        self.machine.recurrent.save(state.index(), &mut out);
+        out.iter().flat_map(|x| x.to_le_bytes()).collect()
     }
 
     fn fold(&mut self, state: StateSlot) {
@@ -78,9 +82,9 @@ impl CpuExecutor {
         self.cursors.folded(state);
     }
 
-    fn save(&self, state: StateSlot) -> Checkpoint {
+    fn save(&mut self, state: StateSlot) -> Checkpoint {
+        let mut out = self.spare.pop().unwrap_or_default();
         let cursor = self.cursors.get(state);
-        let mut hidden = Vec::new();
         if self.shape.mtp {
             assert!(
                 cursor.mtp_len >= cursor.kv_len,
@@ -88,13 +92,15 @@ impl CpuExecutor {
                 cursor.mtp_len,
                 cursor.kv_len
             );
-            hidden.resize(self.shape.hidden_width, 0.0);
-            self.cursors.hidden_before(state, cursor.kv_len, &mut hidden);
+            out.hidden.resize(self.shape.hidden_width, 0.0);
+            self.cursors.hidden_before(state, cursor.kv_len, &mut out.hidden);
         }
-        let payload = self.machine.recurrent.save(state.index());
-        let ngrams = self.machine.ngrams.as_ref();
-        let token = ngrams.map_or_else(Vec::new, |ngrams| ngrams.save(state.index(), cursor.kv_len as usize));
-        Checkpoint { kv_len: cursor.kv_len, state: payload, hidden, token }
+        self.machine.recurrent.save(state.index(), &mut out.state);
+        if let Some(ngrams) = &self.machine.ngrams {
+            ngrams.save(state.index(), cursor.kv_len as usize, &mut out.token);
+        }
+        out.kv_len = cursor.kv_len;
+        out
     }
 
     fn restore(&mut self, checkpoint: crate::ids::CheckpointId, state: StateSlot) {

@@ -45,10 +45,14 @@ impl Sparse {
         program.index.iter().map(layer).max().unwrap_or(0)
     }
 
-    /// For `pages` pages; empty for a model without an indexer.
-    pub fn new(program: &Program, pages: usize) -> Self {
-        let keys = IndexCache::new(&geometries(program), pages);
-        Self { keys, scratch: IndexScratch::default(), selection: Selection::default() }
+    /// For the pages and steps of `limits`; empty for a model without an indexer.
+    pub fn new(program: &Program, limits: &Limits) -> Self {
+        let keys = IndexCache::new(&geometries(program), limits.pages);
+        let mut selection = Selection::default();
+        for layer in &program.index {
+            selection.reserve(limits.step_rows, limits.context, layer.geometry.ratio);
+        }
+        Self { keys, scratch: IndexScratch::default(), selection }
     }
 }
 

@@ -3,13 +3,15 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use bumpalo::Bump;
+use bumpalo::collections::Vec as List;
 use engine_kernels::ops::history::StateSegment;
 
 use crate::ids::TokenId;
 use crate::model::program::MatrixId;
 use crate::step::{StepResult, TrunkWork};
 
-use super::batch::{Rows, Tables};
+use super::batch::Rows;
 use super::choose::{blocks, decide, runs};
 use super::machine::Batch;
 use super::{CpuExecutor, elapsed_ns};
@@ -23,34 +25,39 @@ impl CpuExecutor {
     pub(super) fn run_trunk(&mut self, work: &TrunkWork, received: &[f32], out: &mut StepResult) {
         let started = Instant::now();
         let model = Arc::clone(&self.model);
-        let tables = Tables::new(&work.page, &work.page_start, self.limits.pages);
-        let mut rows = Rows::default();
-        let mut states = Vec::with_capacity(work.state.len());
-        for (s, &state) in work.state.iter().enumerate() {
-            let range = work.row_start[s] as usize..work.row_start[s + 1] as usize;
-            for (i, &token) in work.token[range.clone()].iter().enumerate() {
-                rows.push(s, token, work.position[s] + i as u32);
+        let pool = self.machine.pool();
+        let mut tables = std::mem::take(&mut self.tables);
+        tables.fill(&work.page, &work.page_start, self.limits.pages);
+        pool.lists(|lists| {
+            let mut rows = Rows::new(work.token.len(), work.state.len(), lists);
+            let mut states = List::with_capacity_in(work.state.len(), lists);
+            for (s, &state) in work.state.iter().enumerate() {
+                let range = work.row_start[s] as usize..work.row_start[s + 1] as usize;
+                for (i, &token) in work.token[range.clone()].iter().enumerate() {
+                    rows.push(s, token, work.position[s] + i as u32);
+                }
+                if self.shape.recurrent {
+                    states.push(StateSegment {
+                        slot: state.index(),
+                        rows: range,
+                        log_len: self.cursors.get(state).log_len() as usize,
+                        committed: work.committed[s] as usize,
+                    });
+                }
             }
-            if self.shape.recurrent {
-                states.push(StateSegment {
-                    slot: state.index(),
-                    rows: range,
-                    log_len: self.cursors.get(state).log_len() as usize,
-                    committed: work.committed[s] as usize,
-                });
+            match model.program.received {
+                Some(buffer) => self.machine.rows_mut(buffer, rows.len()).copy_from_slice(received),
+                None => assert!(received.is_empty(), "the first stage embeds tokens"),
             }
-        }
-        match model.program.received {
-            Some(buffer) => self.machine.rows_mut(buffer, rows.len()).copy_from_slice(received),
-            None => assert!(received.is_empty(), "the first stage embeds tokens"),
-        }
-        let segments = rows.segments(&tables);
-        let batch = Batch { token: &rows.token, position: &rows.position, segments: &segments, states: &states };
-        self.machine.run(&model, &model.program.trunk, &batch);
+            let segments = rows.segments(&tables, lists);
+            let batch = Batch { token: &rows.token, position: &rows.position, segments, states: &states };
+            self.machine.run(&model, &model.program.trunk, &batch);
+        });
+        self.tables = tables;
         self.advance(work);
         out.times.trunk_ns = elapsed_ns(started);
         let Some(head) = model.program.head else { return };
-        self.decide_all(work, head, out);
+        pool.lists(|lists| self.decide_all(work, head, lists, out));
         out.times.trunk_ns = elapsed_ns(started) - out.times.choose_ns;
     }
 
@@ -67,7 +74,7 @@ impl CpuExecutor {
         }
     }
 
-    fn decide_all(&mut self, work: &TrunkWork, head: MatrixId, out: &mut StepResult) {
+    fn decide_all(&mut self, work: &TrunkWork, head: MatrixId, lists: &Bump, out: &mut StepResult) {
         let segments = work.state.len();
         out.accepted.resize(segments, 0);
         out.next.resize(segments, TokenId::NONE);
@@ -75,11 +82,11 @@ impl CpuExecutor {
         out.top_start.push(0);
         let program = &self.model.program;
         let (d, vocab) = (self.shape.hidden_width, self.model.vocab);
-        let runs = runs(work);
-        for block in blocks(&runs) {
+        let runs = runs(work, lists);
+        for block in blocks(&runs, lists) {
             let block = &runs[block];
             let rules = block[0].rules.start..block[block.len() - 1].rules.end;
-            let rows: Vec<usize> = work.rules.row[rules].iter().map(|&r| r as usize).collect();
+            let rows = List::from_iter_in(work.rules.row[rules].iter().map(|&r| r as usize), lists);
             if work.rules.probe {
                 let hidden = self.machine.rows(program.hidden, work.token.len());
                 for row in &rows {

@@ -41,10 +41,12 @@ pub fn admit(
 ) -> bool {
     let mut any = false;
     // A row whose reader is slow waits for the reader first, and holds nobody up meanwhile.
-    let comes_back = |s: &Slot| requests.phase[s.index()] == Phase::Preempted && !requests.stalled(*s);
-    let preempted: Vec<Slot> = requests.live.iter().copied().filter(comes_back).collect();
-    for slot in preempted {
+    for i in 0..requests.live.len() {
+        let slot = requests.live[i];
         let s = slot.index();
+        if requests.phase[s] != Phase::Preempted || requests.stalled(slot) {
+            continue;
+        }
         let room = room(requests.ticket[s], requests, pages, prefix);
         if waiting.refused == Some(room) {
             return any;

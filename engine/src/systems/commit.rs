@@ -54,7 +54,7 @@ pub fn commit(
         rule = rules.end;
         if let Some(fault) = result.fault[segment] {
             // A row that was preempted has text on its way.
-            outputs.state[s].finish(&mut outbox.said[s]);
+            outputs.state[s].finish(&mut outbox.committed[s].said);
             requests.finish[s] = Some(Finish::Fault(fault));
             requests.phase[s] = Phase::Done;
             continue;
@@ -98,7 +98,7 @@ pub fn commit(
         );
         let forced = trunk.rules.mask_of(rule + walk.agreed as usize, vocab).is_some_and(leaves_one);
         if forced && walk.bonus && plans.counted[slot.index()] {
-            *outbox.origins[slot.index()].last_mut().expect("it was said") = Origin::Forced;
+            *outbox.committed[slot.index()].origins.last_mut().expect("it was said") = Origin::Forced;
         }
         rule += 1 + windows.draft_len(row);
         count(slot, row, walk, forced, plans, windows, counters);
@@ -112,13 +112,13 @@ pub fn commit(
         if !plans.counted[s] && walk.bonus {
             tell_prompt(slot, requests.prompt_len[s], requests, outbox, now_ns);
         }
-        if requests.reports[s] && !outbox.tokens[s].is_empty() {
+        if requests.reports[s] && !outbox.committed[s].tokens.is_empty() {
             let mut report = counters.report[s].clone();
             requests.put_times(slot, now_ns, &mut report);
-            outbox.report[s] = Some(Box::new(report));
+            outbox.committed[s].report = Some(Box::new(report));
         }
         if let Some(finish) = walk.finish {
-            outputs.state[s].finish(&mut outbox.said[s]);
+            outputs.state[s].finish(&mut outbox.committed[s].said);
             requests.finish[s] = Some(finish);
             requests.phase[s] = Phase::Done;
             continue;
@@ -137,7 +137,7 @@ pub fn commit(
     for i in 0..requests.live.len() {
         let s = requests.live[i].index();
         if requests.phase[s] != Phase::Done && requests.deadline_ns[s] <= now_ns {
-            outputs.state[s].finish(&mut outbox.said[s]);
+            outputs.state[s].finish(&mut outbox.committed[s].said);
             requests.finish[s] = Some(Finish::TimedOut);
             requests.phase[s] = Phase::Done;
         }
@@ -194,7 +194,7 @@ fn walk(
     let drafts = windows.drafts(row);
     let agreed = result.accepted[segment];
     assert!(agreed as usize <= drafts.len(), "{slot}: {agreed} of {} drafts accepted", drafts.len());
-    outbox.drafted[s] += drafts.len() as u32;
+    outbox.committed[s].drafted += drafts.len() as u32;
     let mut walk = Walk { agreed, accepted: 0, bonus: false, reasoning: 0, finish: None };
     let accepted = drafts[..agreed as usize].iter().copied();
     for (i, token) in accepted.chain([result.next[segment]]).enumerate() {
@@ -215,20 +215,21 @@ fn walk(
             requests.first_ns[s] = now_ns;
         }
         requests.last_ns[s] = now_ns;
-        outbox.tokens[s].push(token);
-        outbox.origins[s].push(match own {
+        outbox.committed[s].tokens.push(token);
+        outbox.committed[s].origins.push(match own {
             true => Origin::Target,
             false if (i as u32) < windows.mtp_len[row] => Origin::Mtp,
             false => Origin::Suffix,
         });
         if requests.logprobs[s].is_some() {
-            outbox.logprobs[s].push(scored(token, rule + i, result));
+            outbox.committed[s].logprobs.push(scored(token, rule + i, result));
         }
         walk.accepted += u32::from(!own);
         walk.bonus |= own;
         let (thinks, ended) = (outputs.thinks(slot), constraints.ended(slot));
-        walk.finish = judge(slot, token, ended, requests, outputs, &mut outbox.said[s], pieces, limits);
-        outbox.cuts[s].push(outbox.said[s].text.len() as u32);
+        walk.finish = judge(slot, token, ended, requests, outputs, &mut outbox.committed[s].said, pieces, limits);
+        let committed = &mut outbox.committed[s];
+        committed.cuts.push(committed.said.text.len() as u32);
         walk.reasoning += u32::from(thinks || outputs.thinks(slot));
         if walk.finish.is_some() {
             break;

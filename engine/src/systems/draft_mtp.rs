@@ -39,20 +39,17 @@ pub fn draft_mtp(
     }
     let work = &mut step.mtp;
     assert!(work.state.is_empty());
-    // Window rows first, in window order, then prompts: `drafting` keeps segment -> window row.
-    let mut drafting: Vec<(usize, usize)> = Vec::new();
+    // Window rows first, in window order, then prompts.
     for row in 0..windows.len() {
         let slot = windows.slot[row];
         let depth = plans.mtp_depth[slot.index()];
         let adds = 1 + plans.width[slot.index()] as usize;
         if depth > 0 || plans.keep[slot.index()] || lacks_room(requests, slot.index(), adds, shape) {
-            if depth > 0 {
-                drafting.push((work.state.len(), row));
-            }
             append(work, requests, tokens, pages, slot, depth);
         }
     }
-    for &slot in &requests.live.clone() {
+    for i in 0..requests.live.len() {
+        let slot = requests.live[i];
         let adds = plans.prefill[slot.index()] as usize;
         if adds > 0 && (plans.keep[slot.index()] || lacks_room(requests, slot.index(), adds, shape)) {
             append(work, requests, tokens, pages, slot, 0);
@@ -68,8 +65,18 @@ pub fn draft_mtp(
     let deepest = step.mtp.depth.iter().copied().max().unwrap_or(0);
     let wanted: u32 = step.mtp.depth.iter().sum();
     cost.observe_draft(deepest as usize, result.times.draft_ns);
-    for (segment, row) in drafting {
+    // Segments that draft are those of windows with a depth, in the same order.
+    let mut next = 0;
+    for row in 0..windows.len() {
         let slot = windows.slot[row];
+        if plans.mtp_depth[slot.index()] == 0 {
+            continue;
+        }
+        while step.mtp.depth[next] == 0 {
+            next += 1;
+        }
+        let segment = next;
+        next += 1;
         let drafts = &result.draft[result.draft_start[segment] as usize..result.draft_start[segment + 1] as usize];
         let depth = step.mtp.depth[segment];
         assert!(drafts.len() <= depth as usize, "{slot}: {} drafts of a chain of {depth}", drafts.len());

@@ -30,9 +30,13 @@ pub fn keep(
     windows: &Windows,
     ops: &mut Vec<SlotOp>,
 ) {
-    let prompts = requests.live.iter().copied().filter(|slot| plans.prefill[slot.index()] > 0);
-    let rows: Vec<Slot> = prompts.chain(windows.slot.iter().copied()).collect();
-    for slot in rows.into_iter().filter(|slot| plans.keep[slot.index()]) {
+    for i in 0..requests.live.len() {
+        let slot = requests.live[i];
+        if plans.keep[slot.index()] && plans.prefill[slot.index()] > 0 {
+            keep_row(slot, false, requests, tokens, pages, prefix, counters, ops);
+        }
+    }
+    for &slot in windows.slot.iter().filter(|slot| plans.keep[slot.index()]) {
         keep_row(slot, false, requests, tokens, pages, prefix, counters, ops);
     }
 }

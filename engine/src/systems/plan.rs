@@ -56,12 +56,14 @@ pub fn plan(
     };
 
     // Anchors, and the least of the prompts. Oldest first: whoever is preempted has nothing planned yet.
-    let order = requests.live.clone();
-    let anchors = order.iter().filter(|s| requests.phase[s.index()] == Phase::Decode && requests.runs(**s)).count();
+    plans.order.extend_from_slice(&requests.live);
+    let anchors =
+        plans.order.iter().filter(|s| requests.phase[s.index()] == Phase::Decode && requests.runs(**s)).count();
     assert!(anchors < limits.step_rows, "limits keep room for every anchor");
     let mut least = PREFILL_ROWS_MIN.min(limits.step_rows - anchors);
     let mut rows = limits.step_rows;
-    for &slot in &order {
+    for i in 0..plans.order.len() {
+        let slot = plans.order[i];
         // Asked for each: an older row may just have preempted this one.
         if !requests.runs(slot) {
             continue;
@@ -136,7 +138,8 @@ pub fn plan(
     }
 
     // The rest of the prompts, from free pages.
-    for &slot in &order {
+    for i in 0..plans.order.len() {
+        let slot = plans.order[i];
         if requests.phase[slot.index()] != Phase::Prefill || rows == 0 {
             continue;
         }

@@ -1,7 +1,7 @@
 //! retire: finished and cancelled rows give everything back. Leaves true: a finished row holds nothing.
 
 use crate::api::{Event, Finish};
-use crate::ids::Slot;
+use crate::delta::Committed;
 use crate::step::SlotOp;
 use crate::systems::keep::keep_row;
 use crate::tables::constraints::Constraints;
@@ -28,8 +28,8 @@ pub fn retire(
     ops: &mut Vec<SlotOp>,
     now_ns: u64,
 ) {
-    let done: Vec<Slot> = requests.live.iter().copied().filter(|s| requests.phase[s.index()] == Phase::Done).collect();
-    for slot in done {
+    let done = |requests: &Requests| requests.live.iter().copied().find(|s| requests.phase[s.index()] == Phase::Done);
+    while let Some(slot) = done(requests) {
         let s = slot.index();
         let ticket = requests.ticket[s];
         if matches!(requests.finish[s], Some(finish) if !matches!(finish, Finish::Fault(_))) && !prefix.is_stateful() {
@@ -58,7 +58,7 @@ pub fn retire(
                 report.total_ns = now_ns - requests.arrived_ns[s];
                 tracing::info!(request = %requests.id(slot), tokens = report.completion_tokens, "cancelled");
                 outbox.take_back(slot, ticket);
-                let (tokens, mut said) = (std::mem::take(&mut outbox.tokens[s]), std::mem::take(&mut outbox.said[s]));
+                let Committed { tokens, mut said, .. } = outbox.take(slot);
                 outputs.state[s].finish(&mut said);
                 report.invalid_utf8 = outputs.state[s].invalid();
                 held.into_iter().for_each(|held| outbox.push(held));

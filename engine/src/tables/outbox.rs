@@ -7,64 +7,62 @@
 //! while it is stalled, 1 more of its prompt and 2 more of its pages where these are reported.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 
-use crate::api::{Event, Origin, Report, TokenLogprob};
-use crate::channels::Said;
-use crate::ids::{Slot, Ticket, TokenId};
+use crossbeam::queue::ArrayQueue;
+
+use crate::api::{Event, TokenLogprob};
+use crate::delta::{Committed, Delta, Shelf};
+use crate::ids::{Slot, Ticket};
 
 /// Events of a slot that wait at most: see the bound above.
 const WAITING: usize = 7;
 
+/// Deltas of a slot whose memory is kept: one that is read, and some more of a reader that is behind.
+const SPARE: usize = 4;
+
 /// The table.
 #[derive(Debug)]
 pub struct Outbox {
-    /// Per slot: tokens committed in this tick.
-    pub tokens: Vec<Vec<TokenId>>,
-    /// Per slot: who proposed each of `tokens`.
-    pub origins: Vec<Vec<Origin>>,
-    /// Per slot: drafts that were verified in this tick.
-    pub drafted: Vec<u32>,
-    /// Per slot: text released in this tick.
-    pub said: Vec<Said>,
-    /// Per slot: bytes of `said` behind each of `tokens`.
-    pub cuts: Vec<Vec<u32>>,
-    /// Per slot: log-probabilities of `tokens`, when wanted.
-    pub logprobs: Vec<Vec<TokenLogprob>>,
-    /// Per slot: what is counted so far, when wanted.
-    pub report: Vec<Option<Box<Report>>>,
+    /// Per slot: what is committed in this tick.
+    pub committed: Vec<Committed>,
     /// Per slot: prompt tokens that are computed, and since when in nanoseconds, as far as that is still to be said.
     pub prompt: Vec<Option<(u32, u64)>>,
     /// Per slot: log-probabilities that go along with it.
     pub scores: Vec<Vec<TokenLogprob>>,
     queue: VecDeque<Event>,
     room: usize,
+    /// Tokens that a step may commit.
+    step_tokens: usize,
+    /// Memory that readers have given back.
+    shelf: Shelf,
 }
 
 impl Outbox {
-    /// Empty, with room for `room` events before admission and refusal wait.
-    pub fn new(slots: usize, room: usize) -> Self {
+    /// Empty, with room for `room` events before admission and refusal wait. A step commits `step_tokens` tokens of a row
+    /// at most.
+    pub fn new(slots: usize, room: usize, step_tokens: usize) -> Self {
+        let shelf = ArrayQueue::new(slots * SPARE);
+        for _ in 0..slots {
+            shelf.push(Committed::with_room(step_tokens)).expect("an empty shelf");
+        }
         Self {
-            tokens: vec![Vec::new(); slots],
-            origins: vec![Vec::new(); slots],
-            drafted: vec![0; slots],
-            said: vec![Said::default(); slots],
-            cuts: vec![Vec::new(); slots],
-            logprobs: vec![Vec::new(); slots],
-            report: vec![None; slots],
+            committed: (0..slots).map(|_| Committed::with_room(step_tokens)).collect(),
             prompt: vec![None; slots],
             scores: vec![Vec::new(); slots],
             queue: VecDeque::with_capacity(slots * WAITING),
             room,
+            step_tokens,
+            shelf: Arc::new(shelf),
         }
     }
 
     /// Bytes of [`Self::new`].
-    pub fn bytes_for(slots: usize) -> usize {
-        let origins = size_of::<Vec<Origin>>() + size_of::<u32>();
-        let delta = size_of::<Vec<TokenId>>() + origins + size_of::<Said>() + size_of::<Vec<TokenLogprob>>();
-        let counted = size_of::<Vec<u32>>() + size_of::<Option<Box<Report>>>();
+    pub fn bytes_for(slots: usize, step_tokens: usize) -> usize {
+        let committed = size_of::<Committed>() + 2 * Committed::bytes_for(step_tokens);
+        let spare = SPARE * (size_of::<Committed>() + size_of::<usize>());
         let prompt = size_of::<Option<(u32, u64)>>() + size_of::<Vec<TokenLogprob>>();
-        slots * (delta + counted + prompt + WAITING * size_of::<Event>())
+        slots * (committed + spare + prompt + WAITING * size_of::<Event>())
     }
 
     /// Whether events that nobody's stall bounds may still be queued.
@@ -89,22 +87,18 @@ impl Outbox {
 
     /// Moves a slot's delta, if it has one, to the queue.
     pub fn close_delta(&mut self, slot: Slot, ticket: Ticket) {
-        let s = slot.index();
-        let drafted = std::mem::take(&mut self.drafted[s]);
-        let report = self.report[s].take();
-        if self.tokens[s].is_empty() && self.said[s].is_empty() {
+        if self.committed[slot.index()].is_empty() {
+            self.committed[slot.index()].clear();
             return;
         }
-        self.queue.push_back(Event::Delta {
-            ticket,
-            tokens: std::mem::take(&mut self.tokens[s]),
-            origins: std::mem::take(&mut self.origins[s]),
-            drafted,
-            said: std::mem::take(&mut self.said[s]),
-            cuts: std::mem::take(&mut self.cuts[s]),
-            logprobs: std::mem::take(&mut self.logprobs[s]),
-            report,
-        });
+        let delta = Delta::new(self.take(slot), Arc::clone(&self.shelf));
+        self.queue.push_back(Event::Delta { ticket, delta });
+    }
+
+    /// Takes a slot's delta, and leaves an empty one.
+    pub fn take(&mut self, slot: Slot) -> Committed {
+        let next = self.shelf.pop().unwrap_or_else(|| Committed::with_room(self.step_tokens));
+        std::mem::replace(&mut self.committed[slot.index()], next)
     }
 
     /// Moves what there is to say of a slot's prompt to the queue.
@@ -120,24 +114,21 @@ impl Outbox {
     /// alone.
     pub fn take_back(&mut self, slot: Slot, ticket: Ticket) {
         let s = slot.index();
-        self.logprobs[s].clear();
-        self.origins[s].clear();
-        self.cuts[s].clear();
+        let kept = self.take(slot);
         self.scores[s].clear();
-        (self.drafted[s], self.report[s], self.prompt[s]) = (0, None, None);
-        let (mut tokens, mut said) = (Vec::new(), Said::default());
+        self.prompt[s] = None;
+        let all = &mut self.committed[s];
         self.queue.retain_mut(|event| {
-            if let Event::Delta { ticket: whose, tokens: sent, said: released, .. } = event
+            if let Event::Delta { ticket: whose, delta } = event
                 && *whose == ticket
             {
-                tokens.append(sent);
-                said.append(released);
+                all.tokens.append(&mut delta.tokens);
+                all.said.append(&delta.said);
             }
             event.ticket() != ticket
         });
-        self.tokens[s].splice(..0, tokens);
-        said.append(&self.said[s]);
-        self.said[s] = said;
+        all.tokens.extend(kept.tokens);
+        all.said.append(&kept.said);
     }
 
     /// The oldest event.

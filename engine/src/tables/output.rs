@@ -89,12 +89,16 @@ pub struct Output {
     invalid: u64,
 }
 
+/// Bytes of a text that are held back without an allocation.
+const HELD: usize = 64;
+
 impl Output {
     fn start(&mut self, markers: Option<&Markers>) {
         self.held.clear();
         let opening = markers.is_some_and(|m| !m.openings.is_empty());
         let (channel, marked) = (markers.map_or(Channel::Content, Markers::first), markers.is_some());
-        let held = std::mem::take(&mut self.held);
+        let mut held = std::mem::take(&mut self.held);
+        held.reserve(HELD);
         *self = Self { held, channel, marked, gap: false, opening, calls: 0, invalid: 0 };
     }
 

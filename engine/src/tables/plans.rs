@@ -7,6 +7,8 @@ use crate::tables::survival::BUCKETS;
 /// The table.
 #[derive(Debug)]
 pub struct Plans {
+    /// Rows that were live when the tick was planned, oldest admission first.
+    pub order: Vec<Slot>,
     /// Drafts in all: pages, rows and hidden ring have room for them.
     pub width: Vec<u32>,
     /// MTP chain length, at most `width`.
@@ -25,6 +27,7 @@ impl Plans {
     /// Nothing planned.
     pub fn new(slots: usize) -> Self {
         Self {
+            order: Vec::with_capacity(slots),
             width: vec![0; slots],
             mtp_depth: vec![0; slots],
             tail: vec![[0; BUCKETS]; slots],
@@ -36,11 +39,12 @@ impl Plans {
 
     /// Bytes of [`Self::new`].
     pub fn bytes_for(slots: usize) -> usize {
-        slots * (3 * size_of::<u32>() + size_of::<[u32; BUCKETS]>() + 2 * size_of::<bool>())
+        slots * (size_of::<Slot>() + 3 * size_of::<u32>() + size_of::<[u32; BUCKETS]>() + 2 * size_of::<bool>())
     }
 
     /// Forgets the last tick.
     pub fn clear(&mut self) {
+        self.order.clear();
         self.width.fill(0);
         self.mtp_depth.fill(0);
         self.tail.fill([0; BUCKETS]);

@@ -87,6 +87,8 @@ pub struct Prefix {
     saved: Vec<Node>,
     gone: VecDeque<u64>,
     gone_set: HashSet<u64>,
+    /// Memory of [`Self::make_room`].
+    leaves: Vec<Reverse<(u64, Node)>>,
     clock: u64,
     /// Pages and checkpoints that went to make room, ever.
     pub evicted: (u64, u64),
@@ -124,6 +126,7 @@ impl Prefix {
             saved: Vec::with_capacity(checkpoints),
             gone: VecDeque::with_capacity(gone),
             gone_set: HashSet::with_capacity(gone),
+            leaves: Vec::with_capacity(nodes),
             clock: 0,
             evicted: (0, 0),
             asked: 0,
@@ -146,7 +149,8 @@ impl Prefix {
         let saved = size_of::<Node>() + size_of::<CheckpointId>();
         // A hash in the queue, and one in a table that is half full, with its mark.
         let gone = if nodes > 0 { GONE_MAX * (3 * size_of::<u64>() + 2) } else { 0 };
-        nodes.saturating_mul(links + payload + stamps) + limits.checkpoints * saved + gone
+        let leaf = size_of::<Reverse<(u64, Node)>>();
+        nodes.saturating_mul(links + payload + stamps + leaf) + limits.checkpoints * saved + gone
     }
 
     /// Whether anything is ever kept.
@@ -445,8 +449,9 @@ impl Prefix {
             tree.child[node.index()] == Node::NONE && pages.ref_count(tree.page[node.index()]) == 1
         };
         let all = (0..self.len.len() as u32).map(Node).filter(|node| self.len[node.index()] > 0);
-        let mut oldest: BinaryHeap<Reverse<(u64, Node)>> =
-            all.filter(|node| leaf(self, pages, *node)).map(|node| Reverse((self.used[node.index()], node))).collect();
+        let mut leaves = std::mem::take(&mut self.leaves);
+        leaves.extend(all.filter(|node| leaf(self, pages, *node)).map(|node| Reverse((self.used[node.index()], node))));
+        let mut oldest = BinaryHeap::from(leaves);
         while pages.free_len() < wanted
             && let Some(Reverse((_, node))) = oldest.pop()
         {
@@ -459,6 +464,8 @@ impl Prefix {
                 oldest.push(Reverse((self.used[parent.index()], parent)));
             }
         }
+        self.leaves = oldest.into_vec();
+        self.leaves.clear();
     }
 
     fn remember(&mut self, node: Node) {

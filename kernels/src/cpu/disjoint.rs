@@ -5,6 +5,8 @@ use std::marker::PhantomData;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use bumpalo::Bump;
+
 /// A slice whose parts are borrowed mutably by several threads at once; the caller keeps them apart.
 pub(crate) struct Disjoint<'a, T> {
     start: *mut T,
@@ -39,19 +41,21 @@ impl<'a, T> Disjoint<'a, T> {
 pub(crate) struct Blocks<'a, T> {
     all: Disjoint<'a, T>,
     block_len: usize,
-    taken: Vec<AtomicBool>,
+    taken: &'a [AtomicBool],
 }
 
 impl<'a, T> Blocks<'a, T> {
+    /// What is taken is kept in `lists`.
+    ///
     /// # Panics
     /// If the slice is not a whole number of blocks.
-    pub(crate) fn new(slice: &'a mut [T], block_len: usize) -> Self {
+    pub(crate) fn new(slice: &'a mut [T], block_len: usize, lists: &'a Bump) -> Self {
         assert!(
             block_len > 0 && slice.len().is_multiple_of(block_len),
             "{} elements in blocks of {block_len}",
             slice.len()
         );
-        let taken = (0..slice.len() / block_len).map(|_| AtomicBool::new(false)).collect();
+        let taken = lists.alloc_slice_fill_with(slice.len() / block_len, |_| AtomicBool::new(false));
         Self { all: Disjoint::new(slice), block_len, taken }
     }
 
@@ -69,12 +73,13 @@ impl<'a, T> Blocks<'a, T> {
 
 #[cfg(test)]
 mod tests {
-    use super::Blocks;
+    use super::*;
 
     #[test]
     fn blocks_are_disjoint() {
         let mut all = [0; 6];
-        let blocks = Blocks::new(&mut all, 2);
+        let lists = Bump::new();
+        let blocks = Blocks::new(&mut all, 2, &lists);
         let (a, c) = (blocks.take(0), blocks.take(2));
         a.fill(1);
         c.fill(3);
@@ -85,7 +90,8 @@ mod tests {
     #[should_panic(expected = "block 1 is taken twice")]
     fn a_block_is_taken_once() {
         let mut all = [0; 6];
-        let blocks = Blocks::new(&mut all, 2);
+        let lists = Bump::new();
+        let blocks = Blocks::new(&mut all, 2, &lists);
         blocks.take(1);
         blocks.take(1);
     }

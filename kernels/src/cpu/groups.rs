@@ -3,8 +3,13 @@
 
 use std::ops::Range;
 
+use smallvec::SmallVec;
+
 use super::pool::Pool;
 use crate::panel::LANES;
+
+/// Outputs of one call without an allocation.
+pub(crate) const OUTPUTS: usize = 8;
 
 /// One `[rows][n]` output matrix.
 struct Output {
@@ -13,7 +18,7 @@ struct Output {
     first_group: usize,
 }
 
-struct Outputs(Vec<Output>);
+struct Outputs(SmallVec<[Output; OUTPUTS]>);
 
 // SAFETY: pieces of the matrices are written by one worker each; see `for_each_piece`.
 unsafe impl Sync for Outputs {}
@@ -50,13 +55,13 @@ impl Piece<'_> {
 /// If a matrix is not `rows * n` long.
 pub(crate) fn for_each_piece(
     pool: &Pool,
-    outputs: Vec<(usize, &mut [f32])>,
+    outputs: SmallVec<[(usize, &mut [f32]); OUTPUTS]>,
     rows: usize,
     grain: usize,
     work: impl Fn(usize, Piece) + Sync,
 ) {
     let mut total = 0;
-    let table: Vec<Output> = outputs
+    let table = outputs
         .into_iter()
         .map(|(n, dst)| {
             assert_eq!(dst.len(), rows * n, "output of {rows} rows of {n}");

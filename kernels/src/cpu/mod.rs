@@ -9,6 +9,7 @@ pub mod detect;
 pub(crate) mod disjoint;
 pub(crate) mod groups;
 pub(crate) mod lanes;
+mod lists;
 pub(crate) mod matmul;
 pub(crate) mod pages;
 pub mod peak;

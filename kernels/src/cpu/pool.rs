@@ -18,9 +18,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 
+use bumpalo::Bump;
 use parking_lot::{Condvar, Mutex};
 
 use super::disjoint::Disjoint;
+use super::lists::Shelf;
 
 /// Turns an idle worker spins before it parks, outside a pass: a few microseconds.
 const IDLE_TURNS: u32 = 2_000;
@@ -47,6 +49,7 @@ pub struct Pool {
     workers: Vec<JoinHandle<()>>,
     /// Held for the length of a job, so that several threads may own the pool in turn.
     turn: Mutex<()>,
+    lists: Shelf,
 }
 
 /// Keeps a contended word on cache lines of its own.
@@ -132,13 +135,24 @@ impl Pool {
             cores_scarce: threads > cores,
         });
         // Dropping it ends the workers that it has, so an early return leaves none behind.
-        let mut pool = Self { shared, workers: Vec::with_capacity(threads - 1), turn: Mutex::new(()) };
+        let mut pool =
+            Self { shared, workers: Vec::with_capacity(threads - 1), turn: Mutex::new(()), lists: Shelf::new(threads) };
         for worker in 1..threads {
             let shared = Arc::clone(&pool.shared);
             let builder = std::thread::Builder::new().name(format!("worker-{worker}"));
             pool.workers.push(builder.spawn(move || shared.serve(worker))?);
         }
         Ok(pool)
+    }
+
+    /// Bytes that a pool of `threads` workers keeps for lists.
+    pub fn bytes_for(threads: usize) -> usize {
+        Shelf::bytes_for(threads)
+    }
+
+    /// Lends memory for short lists, which are gone when `work` returns.
+    pub fn lists<R>(&self, work: impl FnOnce(&Bump) -> R) -> R {
+        self.lists.lend(work)
     }
 
     /// Workers, the caller included.
@@ -176,6 +190,11 @@ impl Pool {
     /// time under the same number.
     pub fn split_with_worker(&self, items: usize, grain: usize, work: impl Fn(usize, Range<usize>) + Sync) {
         self.begin(items, grain, &work);
+    }
+
+    /// As [`Pool::split`]; each call of `work` has memory for lists of its own.
+    pub(crate) fn split_with_lists(&self, items: usize, grain: usize, work: impl Fn(&Bump, Range<usize>) + Sync) {
+        self.begin(items, grain, &|_, piece| self.lists(|lists| work(lists, piece)));
     }
 
     /// As [`Pool::split`] over the rows of `dst: [rows][width]`; `work(first_row, rows)` owns the rows it is given.

@@ -14,6 +14,9 @@
 
 use std::ops::Range;
 
+use bumpalo::collections::Vec as List;
+use bumpalo::{Bump, vec as list};
+
 use crate::cpu::detect::Isa;
 use crate::cpu::disjoint::Blocks;
 use crate::cpu::lanes::{Kernel, LANES, Simd, Vector, dispatch};
@@ -150,41 +153,52 @@ impl<E: Element> Call<'_, E> {
 
     fn run(&self, pool: &Pool, isa: Isa, segments: &[Segment<'_>], scratch: &mut AttentionScratch, dst: &mut [f32]) {
         let rows_per_item = rows_per_item(self.group());
-        let mut items = Vec::new();
-        for segment in segments {
-            let mut start = segment.rows.start;
-            while start < segment.rows.end {
-                let end = segment.rows.end.min(start + rows_per_item);
-                let position = segment.position + (start - segment.rows.start);
-                for kv_head in 0..self.kv_heads {
-                    let table = segment.pages;
-                    items.push(Item { rows: start..end, position, table, kv_head, split: 0, partial: 0 });
+        pool.lists(|lists| {
+            let mut items = List::new_in(lists);
+            for segment in segments {
+                let mut start = segment.rows.start;
+                while start < segment.rows.end {
+                    let end = segment.rows.end.min(start + rows_per_item);
+                    let position = segment.position + (start - segment.rows.start);
+                    for kv_head in 0..self.kv_heads {
+                        let table = segment.pages;
+                        items.push(Item { rows: start..end, position, table, kv_head, split: 0, partial: 0 });
+                    }
+                    start = end;
                 }
-                start = end;
             }
-        }
-        let partial_len = partial_len(self.head_dim);
-        let partials: usize = items.iter().map(|item| item.rows.len() * self.group() * item.splits()).sum();
-        let few = items.len() < few(pool.threads()) && items.iter().any(|item| item.splits() > 1);
-        // One block per row and KV head: the heads of a group lie next to each other.
-        let out = Blocks::new(dst, self.group() * self.head_dim);
-        if pool.threads() > 1 && few && partials * partial_len <= PARTIALS_MAX {
-            scratch.partials.resize(partials * partial_len, 0.0);
-            self.run_splits(pool, isa, &items, &mut scratch.partials, &out);
-        } else {
-            pool.split(items.len(), 1, |range| {
-                for item in &items[range] {
-                    dispatch(isa, Whole { call: self, item, out: &out });
-                }
-            });
-        }
+            let items = &*items.into_bump_slice();
+            let partial_len = partial_len(self.head_dim);
+            let partials: usize = items.iter().map(|item| item.rows.len() * self.group() * item.splits()).sum();
+            let few = items.len() < few(pool.threads()) && items.iter().any(|item| item.splits() > 1);
+            // One block per row and KV head: the heads of a group lie next to each other.
+            let out = Blocks::new(dst, self.group() * self.head_dim, lists);
+            if pool.threads() > 1 && few && partials * partial_len <= PARTIALS_MAX {
+                scratch.partials.resize(partials * partial_len, 0.0);
+                self.run_splits(pool, isa, items, &mut scratch.partials, &out, lists);
+            } else {
+                pool.split_with_lists(items.len(), 1, |lists, range| {
+                    for item in &items[range] {
+                        dispatch(isa, Whole { call: self, item, out: &out, lists });
+                    }
+                });
+            }
+        });
     }
 
     /// Splits are spread over the workers and merged afterwards, in the same order and with the same arithmetic.
-    fn run_splits(&self, pool: &Pool, isa: Isa, items: &[Item<'_>], partials: &mut [f32], out: &Blocks<'_, f32>) {
+    fn run_splits(
+        &self,
+        pool: &Pool,
+        isa: Isa,
+        items: &[Item<'_>],
+        partials: &mut [f32],
+        out: &Blocks<'_, f32>,
+        lists: &Bump,
+    ) {
         let partial_len = partial_len(self.head_dim);
-        let mut tasks = Vec::new();
-        let mut first_task = Vec::new();
+        let mut tasks = List::new_in(lists);
+        let mut first_task = List::new_in(lists);
         let mut partial = 0;
         for item in items {
             first_task.push(tasks.len());
@@ -193,25 +207,26 @@ impl<E: Element> Call<'_, E> {
                 partial += item.rows.len() * self.group();
             }
         }
-        let blocks = Blocks::new(partials, partial_len);
-        pool.split(tasks.len(), 1, |range| {
+        let (tasks, first_task) = (&*tasks.into_bump_slice(), &*first_task.into_bump_slice());
+        let blocks = Blocks::new(partials, partial_len, lists);
+        pool.split_with_lists(tasks.len(), 1, |lists, range| {
             for item in &tasks[range] {
-                dispatch(isa, OneSplit { call: self, item, partials: &blocks });
+                dispatch(isa, OneSplit { call: self, item, partials: &blocks, lists });
             }
         });
         drop(blocks);
         let partials = &*partials;
-        pool.split(items.len(), 1, |range| {
+        pool.split_with_lists(items.len(), 1, |lists, range| {
             for i in range {
                 let tasks = &tasks[first_task[i]..][..items[i].splits()];
-                dispatch(isa, Merge { call: self, tasks, partials, out });
+                dispatch(isa, Merge { call: self, tasks, partials, out, lists });
             }
         });
     }
 
-    fn outputs<'o>(&self, item: &Item<'_>, out: &'o Blocks<'_, f32>) -> Vec<&'o mut [f32]> {
+    fn outputs<'o>(&self, item: &Item<'_>, out: &'o Blocks<'_, f32>, lists: &'o Bump) -> List<'o, &'o mut [f32]> {
         let blocks = item.rows.clone().map(|row| out.take(row * self.kv_heads + item.kv_head));
-        blocks.flat_map(|block| block.chunks_exact_mut(self.head_dim)).collect()
+        List::from_iter_in(blocks.flat_map(|block| block.chunks_exact_mut(self.head_dim)), lists)
     }
 }
 
@@ -240,16 +255,17 @@ struct Whole<'a, E> {
     call: &'a Call<'a, E>,
     item: &'a Item<'a>,
     out: &'a Blocks<'a, f32>,
+    lists: &'a Bump,
 }
 
 impl<E: Element> Kernel for Whole<'_, E> {
     type Out = ();
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        let Self { call, item, out } = self;
-        let mut out = call.outputs(item, out);
-        let mut running = vec![NOTHING; out.len()];
-        let queries = pack_queries::<S, E>(call, item);
+        let Self { call, item, out, lists } = self;
+        let mut out = call.outputs(item, out, lists);
+        let mut running = list![in lists; NOTHING; out.len()];
+        let queries = pack_queries::<S, E>(call, item, lists);
         for split in 0..item.splits() {
             split_all(s, call, item, split, &queries, &mut running, &mut out);
         }
@@ -268,18 +284,23 @@ struct OneSplit<'a, E> {
     call: &'a Call<'a, E>,
     item: &'a Item<'a>,
     partials: &'a Blocks<'a, f32>,
+    lists: &'a Bump,
 }
 
 impl<E: Element> Kernel for OneSplit<'_, E> {
     type Out = ();
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        let Self { call, item, partials } = self;
+        let Self { call, item, partials, lists } = self;
         let n = item.rows.len() * call.group();
-        let (mut heads, mut out): (Vec<_>, Vec<_>) =
-            (0..n).map(|i| partials.take(item.partial + i).split_at_mut(2)).unzip();
-        let mut running = vec![NOTHING; n];
-        let queries = pack_queries::<S, E>(call, item);
+        let (mut heads, mut out) = (List::with_capacity_in(n, lists), List::with_capacity_in(n, lists));
+        for i in 0..n {
+            let (head, of_split) = partials.take(item.partial + i).split_at_mut(2);
+            heads.push(head);
+            out.push(of_split);
+        }
+        let mut running = list![in lists; NOTHING; n];
+        let queries = pack_queries::<S, E>(call, item, lists);
         split_all(s, call, item, item.split, &queries, &mut running, &mut out);
         for (head, running) in heads.iter_mut().zip(&running) {
             head.copy_from_slice(&[running.max, running.sum]);
@@ -292,16 +313,17 @@ struct Merge<'a, E> {
     tasks: &'a [Item<'a>],
     partials: &'a [f32],
     out: &'a Blocks<'a, f32>,
+    lists: &'a Bump,
 }
 
 impl<E: Element> Kernel for Merge<'_, E> {
     type Out = ();
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        let Self { call, tasks, partials, out } = self;
+        let Self { call, tasks, partials, out, lists } = self;
         let (group, len) = (call.group(), call.head_dim + 2);
         let item = &tasks[0];
-        for (i, out) in call.outputs(item, out).into_iter().enumerate() {
+        for (i, out) in call.outputs(item, out, lists).into_iter().enumerate() {
             let splits = (item.position + i / group + 1).div_ceil(SPLIT_TOKENS);
             let mut running = NOTHING;
             for (split, task) in tasks[..splits].iter().enumerate() {
@@ -350,10 +372,10 @@ fn tile<S: Simd>(left: usize) -> usize {
 
 /// The item's queries tile by tile, `[head_dim][queries of the tile]`, so that a step of d reads neighbours.
 #[inline(always)]
-fn pack_queries<S: Simd, E: Element>(call: &Call<'_, E>, item: &Item<'_>) -> Vec<f32> {
+fn pack_queries<'l, S: Simd, E: Element>(call: &Call<'_, E>, item: &Item<'_>, lists: &'l Bump) -> List<'l, f32> {
     let (group, head_dim) = (call.group(), call.head_dim);
     let n = item.rows.len() * group;
-    let mut packed = vec![0.0; n * head_dim];
+    let mut packed = list![in lists; 0.0; n * head_dim];
     let mut start = 0;
     while start < n {
         let tile = tile::<S>(n - start);

@@ -13,6 +13,9 @@
 
 use std::ops::Range;
 
+use bumpalo::Bump;
+use bumpalo::collections::Vec as List;
+
 use crate::cpu::detect::Isa;
 use crate::cpu::disjoint::Blocks;
 use crate::cpu::lanes::{Kernel, Simd, dispatch};
@@ -74,6 +77,13 @@ impl Selection {
         rows.saturating_mul(row).saturating_add(size_of::<f32>() * scores_len(positions / ratio))
     }
 
+    /// Room for the largest batch, see [`Self::bytes_for`].
+    pub fn reserve(&mut self, rows: usize, positions: usize, ratio: usize) {
+        self.sparse.reserve_exact(rows);
+        self.mask.reserve_exact(rows.saturating_mul(positions.div_ceil(PAGE_TOKENS)));
+        self.scores.reserve_exact(scores_len(positions / ratio));
+    }
+
     /// Per page from the start of the row's sequence: a bit per allowed position.
     pub fn mask(&self, row: &SparseRow) -> &[u16] {
         &self.mask[row.mask.clone()]
@@ -119,31 +129,33 @@ pub fn select_blocks(
         let most = rows.iter().map(|row| (row.position + 1) / ratio).max().unwrap_or(0);
         let pieces = pieces(most);
         scores.resize(scores_len(most), 0.0);
-        let parts = Blocks::new(scores, PIECE_BLOCKS);
-        pool.split(rows.len() * pieces, 1, |range| {
-            for item in range {
-                let (row, piece) = (&rows[item / pieces], item % pieces);
-                let blocks = piece * PIECE_BLOCKS..((row.position + 1) / ratio).min((piece + 1) * PIECE_BLOCKS);
-                let query = &query[row.row * width..][..width];
-                let pages = segments[row.segment].pages;
-                dispatch(isa, Score { cache, layer, pages, query, blocks, out: parts.take(item) });
+        pool.lists(|lists| {
+            let parts = Blocks::new(scores, PIECE_BLOCKS, lists);
+            pool.split(rows.len() * pieces, 1, |range| {
+                for item in range {
+                    let (row, piece) = (&rows[item / pieces], item % pieces);
+                    let blocks = piece * PIECE_BLOCKS..((row.position + 1) / ratio).min((piece + 1) * PIECE_BLOCKS);
+                    let query = &query[row.row * width..][..width];
+                    let pages = segments[row.segment].pages;
+                    dispatch(isa, Score { cache, layer, pages, query, blocks, out: parts.take(item) });
+                }
+            });
+            drop(parts);
+            let scores = &*scores;
+            let mut words = &mut mask[rows[0].mask.start..rows[rows.len() - 1].mask.end];
+            let mut work: List<'_, (usize, &mut [u16])> = List::with_capacity_in(rows.len(), lists);
+            for (i, row) in rows.iter().enumerate() {
+                let (own, rest) = words.split_at_mut(row.mask.len());
+                work.push((i, own));
+                words = rest;
             }
-        });
-        drop(parts);
-        let scores = &*scores;
-        let mut words = &mut mask[rows[0].mask.start..rows[rows.len() - 1].mask.end];
-        let mut work: Vec<(usize, &mut [u16])> = Vec::with_capacity(rows.len());
-        for (i, row) in rows.iter().enumerate() {
-            let (own, rest) = words.split_at_mut(row.mask.len());
-            work.push((i, own));
-            words = rest;
-        }
-        pool.split_rows_mut(&mut work, 1, 1, |_, work| {
-            for (i, mask) in work {
-                let blocks = (rows[*i].position + 1) / ratio;
-                let scores = &scores[*i * pieces * PIECE_BLOCKS..][..blocks];
-                allow(scores, budget, ratio, rows[*i].position, mask);
-            }
+            pool.split_rows_mut(&mut work, 1, 1, |_, work| {
+                for (i, mask) in work {
+                    let blocks = (rows[*i].position + 1) / ratio;
+                    let scores = &scores[*i * pieces * PIECE_BLOCKS..][..blocks];
+                    pool.lists(|lists| allow(scores, budget, ratio, rows[*i].position, mask, lists));
+                }
+            });
         });
     }
 }
@@ -187,8 +199,8 @@ impl Kernel for Score<'_> {
 }
 
 /// Sets the bits of the `budget` best of more blocks, and of what follows the last full one.
-fn allow(scores: &[f32], budget: usize, ratio: usize, position: usize, mask: &mut [u16]) {
-    let mut order: Vec<u32> = (0..scores.len() as u32).collect();
+fn allow(scores: &[f32], budget: usize, ratio: usize, position: usize, mask: &mut [u16], lists: &Bump) {
+    let mut order = List::from_iter_in(0..scores.len() as u32, lists);
     // A total order, so that the set of the first ones does not depend on how they are found.
     order
         .select_nth_unstable_by(budget - 1, |&a, &b| scores[b as usize].total_cmp(&scores[a as usize]).then(a.cmp(&b)));

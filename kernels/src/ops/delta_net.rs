@@ -15,6 +15,9 @@
 //! output, the update, and the next row's `sum S k` share one sweep.
 //! Source: Yang et al., Gated Delta Networks (arXiv:2412.06464); layout and eps as in llama.cpp `qwen35`.
 
+use bumpalo::Bump;
+use bumpalo::collections::Vec as List;
+
 use crate::cpu::detect::Isa;
 use crate::cpu::disjoint::Blocks;
 use crate::cpu::lanes::{Kernel, LANES, Simd, Vector, dispatch};
@@ -22,7 +25,7 @@ use crate::cpu::pool::Pool;
 
 use super::delta_state::{DeltaDims, DeltaLayer, GATES, MIXED, OutputGate};
 use super::exp::{exp_lanes, sigmoid_lanes, silu_lanes, softplus};
-use super::history::{Columns, History, StateSegment, add_product, by_tap};
+use super::history::{Columns, History, StateSegment, add_product, by_tap, folds, rows_of};
 use super::norm::{rms_factor, sum_of_squares};
 use super::sweep::{self, COLUMNS, Slice, part, step};
 
@@ -120,47 +123,60 @@ pub fn delta_net(
     scratch.mixed.resize(rows * mixed_len, 0.0);
     scratch.gates.resize(rows * gates_len, 0.0);
 
-    let order: Vec<(usize, usize)> =
-        segments.iter().enumerate().flat_map(|(i, segment)| segment.rows.clone().map(move |row| (i, row))).collect();
-    {
-        let mixed = Blocks::new(&mut scratch.mixed, channels);
-        let gates = Blocks::new(&mut scratch.gates, 2 * heads);
-        let layer = &*layer;
-        pool.split(order.len(), 1, |range| {
-            for &(segment, row) in &order[range] {
-                let segment = &segments[segment];
-                let (mixed, gates) = (mixed.take(row), gates.take(row));
-                dispatch(isa, Mix { weights, layer, segment, inputs, row, mixed, gates });
-            }
-        });
-    }
-    {
-        let History { state, logs, .. } = &mut layer.history;
-        let state = Blocks::new(state, dims.head_state_len());
-        let out = Blocks::new(dst, dims.value_dim);
-        let log = |slot: usize| Rows { mixed: logs[MIXED].of(slot), gates: logs[GATES].of(slot) };
-        let scratch = &*scratch;
-        pool.split(segments.len() * heads, 1, |range| {
-            for item in range {
-                let (segment, head) = (&segments[item / heads], item % heads);
-                let state = state.take(segment.slot * heads + head);
-                let now = Rows {
-                    mixed: &scratch.mixed[segment.rows.start * channels..],
-                    gates: &scratch.gates[segment.rows.start * 2 * heads..],
-                };
-                let out: Vec<&mut [f32]> = segment.rows.clone().map(|row| out.take(row * heads + head)).collect();
-                let z = inputs.z;
-                dispatch(
-                    isa,
-                    Sweep { dims: &dims, weights, segment, head, state, log: log(segment.slot), now, z, out },
-                );
-            }
-        });
-    }
-    let raw = Columns::whole(inputs.qkv, channels);
-    let mixed = Columns::whole(&scratch.mixed, channels);
-    let gates = Columns::whole(&scratch.gates, 2 * heads);
-    layer.history.finish(pool, segments, &[raw, mixed, gates]);
+    pool.lists(|lists| {
+        let order = rows_of(segments, lists);
+        {
+            let mixed = Blocks::new(&mut scratch.mixed, channels, lists);
+            let gates = Blocks::new(&mut scratch.gates, 2 * heads, lists);
+            let layer = &*layer;
+            pool.split(order.len(), 1, |range| {
+                for &(segment, row) in &order[range] {
+                    let segment = &segments[segment];
+                    let (mixed, gates) = (mixed.take(row), gates.take(row));
+                    dispatch(isa, Mix { weights, layer, segment, inputs, row, mixed, gates });
+                }
+            });
+        }
+        {
+            let History { state, logs, .. } = &mut layer.history;
+            let state = Blocks::new(state, dims.head_state_len(), lists);
+            let out = Blocks::new(dst, dims.value_dim, lists);
+            let log = |slot: usize| Rows { mixed: logs[MIXED].of(slot), gates: logs[GATES].of(slot) };
+            let scratch = &*scratch;
+            pool.split_with_lists(segments.len() * heads, 1, |lists, range| {
+                for item in range {
+                    let (segment, head) = (&segments[item / heads], item % heads);
+                    let state = state.take(segment.slot * heads + head);
+                    let now = Rows {
+                        mixed: &scratch.mixed[segment.rows.start * channels..],
+                        gates: &scratch.gates[segment.rows.start * 2 * heads..],
+                    };
+                    let out = segment.rows.clone().map(|row| out.take(row * heads + head));
+                    let out = List::from_iter_in(out, lists);
+                    let z = inputs.z;
+                    dispatch(
+                        isa,
+                        Sweep {
+                            dims: &dims,
+                            weights,
+                            segment,
+                            head,
+                            state,
+                            log: log(segment.slot),
+                            now,
+                            z,
+                            out,
+                            lists,
+                        },
+                    );
+                }
+            });
+        }
+        let raw = Columns::whole(inputs.qkv, channels);
+        let mixed = Columns::whole(&scratch.mixed, channels);
+        let gates = Columns::whole(&scratch.gates, 2 * heads);
+        layer.history.finish(pool, segments, &[raw, mixed, gates], lists);
+    });
 }
 
 /// Folds the first `log_len` logged rows of each `(slot, log_len)` into its state and forgets the others.
@@ -168,7 +184,7 @@ pub fn delta_net(
 /// # Panics
 /// As [`delta_net`].
 pub fn fold(pool: &Pool, isa: Isa, weights: &DeltaWeights, layer: &mut DeltaLayer, slots: &[(usize, usize)]) {
-    let segments: Vec<_> = slots.iter().map(|&(slot, log_len)| StateSegment::fold(slot, log_len)).collect();
+    let segments = folds(slots);
     let inputs = DeltaInputs { qkv: &[], z: &[], alpha: &[], beta: &[] };
     delta_net(pool, isa, weights, layer, &segments, inputs, &mut DeltaScratch::default(), &mut []);
 }
@@ -256,7 +272,8 @@ struct Sweep<'a> {
     log: Rows<'a>,
     now: Rows<'a>,
     z: &'a [f32],
-    out: Vec<&'a mut [f32]>,
+    out: List<'a, &'a mut [f32]>,
+    lists: &'a Bump,
 }
 
 /// What one row feeds into one head.
@@ -290,7 +307,7 @@ impl Sweep<'_> {
 
     /// `W` vectors of columns from `column` on; a single one may stick out over value_dim.
     #[inline(always)]
-    fn columns<S: Simd, const W: usize>(&mut self, s: S, column: usize, slice: &mut Vec<Slice<W>>) {
+    fn columns<S: Simd, const W: usize>(&mut self, s: S, column: usize, slice: &mut List<'_, Slice<W>>) {
         let log_len = self.segment.log_len;
         let (steps, folded) = (self.segment.steps(), self.segment.folded());
         let value_dim = self.dims.value_dim;
@@ -355,7 +372,7 @@ impl Kernel for Sweep<'_> {
             return;
         }
         let value_dim = self.dims.value_dim;
-        let (mut wide, mut narrow) = (Vec::new(), Vec::new());
+        let (mut wide, mut narrow) = (List::new_in(self.lists), List::new_in(self.lists));
         let mut column = 0;
         while column + COLUMNS <= value_dim {
             self.columns::<S, 2>(s, column, &mut wide);

@@ -15,7 +15,7 @@ use crate::cpu::pool::Pool;
 
 use super::exp::silu_lanes;
 use super::grain_rows;
-use super::history::{Columns, History, HistoryBytes, HistorySizes, StateSegment, add_product, by_tap};
+use super::history::{Columns, History, HistoryBytes, HistorySizes, StateSegment, add_product, by_tap, folds, rows_of};
 
 /// Shape of one layer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -103,20 +103,21 @@ pub fn dilated_conv(
     assert_eq!(x.len(), rows * dims.channels, "dilated_conv: x");
     assert_eq!(dst.len(), x.len(), "dilated_conv: dst");
     layer.history.check(segments, rows);
-    let order: Vec<(usize, usize)> =
-        segments.iter().enumerate().flat_map(|(i, segment)| segment.rows.clone().map(move |row| (i, row))).collect();
     let now = Columns::whole(x, dims.channels);
-    {
-        let history = &layer.history;
-        let dst = Blocks::new(dst, dims.channels);
-        pool.split(order.len(), grain_rows(dims.taps * dims.channels), |range| {
-            for &(segment, row) in &order[range] {
-                let segment = &segments[segment];
-                dispatch(isa, Row { dims, weights, history, segment, now, row, dst: dst.take(row) });
-            }
-        });
-    }
-    layer.history.finish(pool, segments, &[now]);
+    pool.lists(|lists| {
+        let order = rows_of(segments, lists);
+        {
+            let history = &layer.history;
+            let dst = Blocks::new(dst, dims.channels, lists);
+            pool.split(order.len(), grain_rows(dims.taps * dims.channels), |range| {
+                for &(segment, row) in &order[range] {
+                    let segment = &segments[segment];
+                    dispatch(isa, Row { dims, weights, history, segment, now, row, dst: dst.take(row) });
+                }
+            });
+        }
+        layer.history.finish(pool, segments, &[now], lists);
+    });
 }
 
 /// Folds the first `log_len` logged rows of each `(slot, log_len)` and forgets the others.
@@ -124,7 +125,7 @@ pub fn dilated_conv(
 /// # Panics
 /// As [`dilated_conv`].
 pub fn fold(pool: &Pool, isa: Isa, weights: &ConvWeights, layer: &mut ConvLayer, slots: &[(usize, usize)]) {
-    let segments: Vec<_> = slots.iter().map(|&(slot, log_len)| StateSegment::fold(slot, log_len)).collect();
+    let segments = folds(slots);
     dilated_conv(pool, isa, weights, layer, &segments, &[], &mut []);
 }
 

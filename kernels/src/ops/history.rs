@@ -11,6 +11,10 @@
 
 use std::ops::{Add, Range};
 
+use bumpalo::Bump;
+use bumpalo::collections::Vec as List;
+use smallvec::SmallVec;
+
 use crate::cpu::disjoint::Blocks;
 use crate::cpu::lanes::{LANES, Simd, Vector};
 use crate::cpu::pages::LazyZeros;
@@ -44,6 +48,17 @@ impl StateSegment {
     pub(super) fn folded(&self) -> usize {
         self.log_len + self.committed
     }
+}
+
+/// Segments without rows, which fold the first `log_len` logged rows of each `(slot, log_len)`.
+pub(super) fn folds(slots: &[(usize, usize)]) -> SmallVec<[StateSegment; 1]> {
+    slots.iter().map(|&(slot, log_len)| StateSegment::fold(slot, log_len)).collect()
+}
+
+/// All rows of some segments, each with the place of its segment among them.
+pub(super) fn rows_of<'l>(segments: &[StateSegment], lists: &'l Bump) -> &'l [(usize, usize)] {
+    let rows = segments.iter().enumerate().flat_map(|(i, segment)| segment.rows.clone().map(move |row| (i, row)));
+    List::from_iter_in(rows, lists).into_bump_slice()
 }
 
 /// Some columns of a matrix of rows.
@@ -227,8 +242,8 @@ impl History {
 
     /// After a sweep: the tail moves over the folded rows, and the others are logged. `now`: what each log takes its
     /// rows from, `[rows][width]`.
-    pub(super) fn finish(&mut self, pool: &Pool, segments: &[StateSegment], now: &[Columns<'_>]) {
-        let mut kept: Vec<(usize, usize)> = Vec::new();
+    pub(super) fn finish(&mut self, pool: &Pool, segments: &[StateSegment], now: &[Columns<'_>], lists: &Bump) {
+        let mut kept: List<'_, (usize, usize)> = List::new_in(lists);
         for segment in segments {
             self.move_tail(segment, now[0]);
             self.logged[segment.slot] = segment.rows.len() - segment.committed;
@@ -239,7 +254,9 @@ impl History {
             return;
         }
         let width: usize = self.logs.iter().map(|log| log.width).sum();
-        let logs: Vec<_> = self.logs.iter_mut().map(|log| Blocks::new(&mut log.rows, log.width)).collect();
+        let logs = self.logs.iter_mut().map(|log| Blocks::new(&mut log.rows, log.width, lists));
+        let (kept, logs) = (&*kept.into_bump_slice(), List::from_iter_in(logs, lists).into_bump_slice());
+        let logs = &*logs;
         pool.split(kept.len(), super::grain_rows(width), |range| {
             for &(row, at) in &kept[range] {
                 for (log, now) in logs.iter().zip(now) {

@@ -15,13 +15,16 @@
 //! first, then the committed rows, then the state is stored; the remaining rows go on from there and are logged.
 //! Source: Dao and Gu, Transformers are SSMs (arXiv:2405.21060); layout as in llama.cpp `nemotron_h`, `mamba-base.cpp`.
 
+use bumpalo::Bump;
+use bumpalo::collections::Vec as List;
+
 use crate::cpu::detect::Isa;
 use crate::cpu::disjoint::Blocks;
 use crate::cpu::lanes::{Kernel, LANES, Simd, Vector, dispatch};
 use crate::cpu::pool::Pool;
 
 use super::exp::{exp_lanes, silu_lanes, softplus};
-use super::history::{Columns, StateSegment, add_product, by_tap};
+use super::history::{Columns, StateSegment, add_product, by_tap, folds, rows_of};
 use super::mamba2_state::{Mamba2Dims, Mamba2Layer, TIME};
 use super::norm::rms_factor;
 use super::sweep::{self, COLUMNS, Slice, part, step};
@@ -142,56 +145,63 @@ pub fn mamba2(
     layer.history.check(segments, rows);
     let inputs = Inputs::new(&dims, projected);
 
-    let mut places = Vec::with_capacity(segments.len());
-    let mut steps = Vec::new();
-    for segment in segments {
-        let place = Place { segment, first_step: steps.len() };
-        places.push(place);
-        steps.extend((0..segment.steps()).map(|t| (place, t)));
-    }
-    // Every element that is read is written before.
-    let (mixed_len, gates_len) = step_lens(&dims);
-    scratch.mixed.resize(steps.len() * mixed_len, 0.0);
-    scratch.gates.resize(steps.len() * gates_len, 0.0);
-    {
-        let mixed = Blocks::new(&mut scratch.mixed, dims.channels());
-        let gates = Blocks::new(&mut scratch.gates, 2 * dims.heads);
-        let layer = &*layer;
-        pool.split(steps.len(), 1, |range| {
-            for i in range {
-                let (Place { segment, .. }, step) = steps[i];
-                let (mixed, gates) = (mixed.take(i), gates.take(i));
-                dispatch(isa, Mix { weights, layer, segment, inputs, step, mixed, gates });
-            }
-        });
-    }
-    {
-        let state = Blocks::new(&mut layer.history.state, dims.head_state_len());
-        let out = Blocks::new(&mut *dst, dims.head_dim);
-        let scratch = &*scratch;
-        pool.split(places.len() * dims.heads, 1, |range| {
-            for item in range {
-                let (place, head) = (places[item / dims.heads], item % dims.heads);
-                let state = state.take(place.segment.slot * dims.heads + head);
-                let out = place.segment.rows.clone().map(|row| out.take(row * dims.heads + head)).collect();
-                dispatch(isa, Sweep { dims: &dims, skip: weights.d[head], place, head, state, scratch, out });
-            }
-        });
-    }
-    let order: Vec<usize> = segments.iter().flat_map(|segment| segment.rows.clone()).collect();
-    {
-        let out = Blocks::new(dst, dims.group_width());
-        pool.split(order.len() * dims.groups, super::grain_rows(dims.group_width()), |range| {
-            for item in range {
-                let (row, group) = (order[item / dims.groups], item % dims.groups);
-                let part = group * dims.group_width()..(group + 1) * dims.group_width();
-                let (z, norm) = (&inputs.z.row(row)[part.clone()], &weights.norm[part]);
-                let out = out.take(row * dims.groups + group);
-                dispatch(isa, Gate { z, norm, eps: dims.eps, out });
-            }
-        });
-    }
-    layer.history.finish(pool, segments, &[inputs.raw, inputs.dt]);
+    pool.lists(|lists| {
+        let mut places = List::with_capacity_in(segments.len(), lists);
+        let mut steps = List::new_in(lists);
+        for segment in segments {
+            let place = Place { segment, first_step: steps.len() };
+            places.push(place);
+            steps.extend((0..segment.steps()).map(|t| (place, t)));
+        }
+        let (places, steps) = (&*places.into_bump_slice(), &*steps.into_bump_slice());
+        // Every element that is read is written before.
+        let (mixed_len, gates_len) = step_lens(&dims);
+        scratch.mixed.resize(steps.len() * mixed_len, 0.0);
+        scratch.gates.resize(steps.len() * gates_len, 0.0);
+        {
+            let mixed = Blocks::new(&mut scratch.mixed, dims.channels(), lists);
+            let gates = Blocks::new(&mut scratch.gates, 2 * dims.heads, lists);
+            let layer = &*layer;
+            pool.split(steps.len(), 1, |range| {
+                for i in range {
+                    let (Place { segment, .. }, step) = steps[i];
+                    let (mixed, gates) = (mixed.take(i), gates.take(i));
+                    dispatch(isa, Mix { weights, layer, segment, inputs, step, mixed, gates });
+                }
+            });
+        }
+        {
+            let state = Blocks::new(&mut layer.history.state, dims.head_state_len(), lists);
+            let out = Blocks::new(&mut *dst, dims.head_dim, lists);
+            let scratch = &*scratch;
+            pool.split_with_lists(places.len() * dims.heads, 1, |lists, range| {
+                for item in range {
+                    let (place, head) = (places[item / dims.heads], item % dims.heads);
+                    let state = state.take(place.segment.slot * dims.heads + head);
+                    let out = place.segment.rows.clone().map(|row| out.take(row * dims.heads + head));
+                    let out = List::from_iter_in(out, lists);
+                    dispatch(
+                        isa,
+                        Sweep { dims: &dims, skip: weights.d[head], place, head, state, scratch, out, lists },
+                    );
+                }
+            });
+        }
+        let order = rows_of(segments, lists);
+        {
+            let out = Blocks::new(dst, dims.group_width(), lists);
+            pool.split(order.len() * dims.groups, super::grain_rows(dims.group_width()), |range| {
+                for item in range {
+                    let ((_, row), group) = (order[item / dims.groups], item % dims.groups);
+                    let part = group * dims.group_width()..(group + 1) * dims.group_width();
+                    let (z, norm) = (&inputs.z.row(row)[part.clone()], &weights.norm[part]);
+                    let out = out.take(row * dims.groups + group);
+                    dispatch(isa, Gate { z, norm, eps: dims.eps, out });
+                }
+            });
+        }
+        layer.history.finish(pool, segments, &[inputs.raw, inputs.dt], lists);
+    });
 }
 
 /// Folds the first `log_len` logged rows of each `(slot, log_len)` into its state and forgets the others.
@@ -199,7 +209,7 @@ pub fn mamba2(
 /// # Panics
 /// As [`mamba2`].
 pub fn fold(pool: &Pool, isa: Isa, weights: &Mamba2Weights, layer: &mut Mamba2Layer, slots: &[(usize, usize)]) {
-    let segments: Vec<_> = slots.iter().map(|&(slot, log_len)| StateSegment::fold(slot, log_len)).collect();
+    let segments = folds(slots);
     mamba2(pool, isa, weights, layer, &segments, &[], &mut Mamba2Scratch::default(), &mut []);
 }
 
@@ -267,7 +277,8 @@ struct Sweep<'a> {
     head: usize,
     state: &'a mut [f32],
     scratch: &'a Mamba2Scratch,
-    out: Vec<&'a mut [f32]>,
+    out: List<'a, &'a mut [f32]>,
+    lists: &'a Bump,
 }
 
 /// What one step feeds into one head.
@@ -299,7 +310,7 @@ impl Sweep<'_> {
 
     /// `W` vectors of columns from `column` on; a single one may stick out over head_dim.
     #[inline(always)]
-    fn columns<S: Simd, const W: usize>(&mut self, s: S, column: usize, slice: &mut Vec<Slice<W>>) {
+    fn columns<S: Simd, const W: usize>(&mut self, s: S, column: usize, slice: &mut List<'_, Slice<W>>) {
         let segment = self.place.segment;
         let width = (self.dims.head_dim - column).min(W * LANES);
         let stored = column * self.dims.state_dim..(column + width) * self.dims.state_dim;
@@ -339,7 +350,7 @@ impl Kernel for Sweep<'_> {
             return;
         }
         let head_dim = self.dims.head_dim;
-        let (mut wide, mut narrow) = (Vec::new(), Vec::new());
+        let (mut wide, mut narrow) = (List::new_in(self.lists), List::new_in(self.lists));
         let mut column = 0;
         while column + COLUMNS <= head_dim {
             self.columns::<S, 2>(s, column, &mut wide);

@@ -8,6 +8,9 @@
 //!
 //! A page is scored whole where any position of it is allowed: one vector per element of a head.
 
+use bumpalo::collections::Vec as List;
+use bumpalo::{Bump, vec as list};
+
 use crate::cpu::detect::Isa;
 use crate::cpu::disjoint::Blocks;
 use crate::cpu::lanes::{Kernel, LANES, Simd, Vector, dispatch};
@@ -36,36 +39,35 @@ pub fn sparse_attention(
     dst: &mut [f32],
 ) {
     assert_eq!(segments.len(), selection.dense.len(), "a selection of other segments");
-    let dense: Vec<Segment<'_>> = segments
-        .iter()
-        .zip(&selection.dense)
-        .map(|(s, &rows)| Segment { rows: s.rows.start..s.rows.start + rows, ..s.clone() })
-        .collect();
-    attention(pool, isa, cache, layer, q, heads, &dense, scale, scratch, dst);
+    pool.lists(|lists| {
+        let dense = segments
+            .iter()
+            .zip(&selection.dense)
+            .map(|(s, &rows)| Segment { rows: s.rows.start..s.rows.start + rows, ..s.clone() });
+        let dense = List::from_iter_in(dense, lists);
+        attention(pool, isa, cache, layer, q, heads, &dense, scale, scratch, dst);
 
-    let layer = &cache.layers[layer];
-    let KvGeometry { kv_heads, head_dim } = layer.geometry;
-    let group = heads / kv_heads;
-    let items: Vec<Item<'_>> = selection
-        .sparse
-        .iter()
-        .flat_map(|row| {
+        let layer = &cache.layers[layer];
+        let KvGeometry { kv_heads, head_dim } = layer.geometry;
+        let group = heads / kv_heads;
+        let items = selection.sparse.iter().flat_map(|row| {
             let (table, mask) = (segments[row.segment].pages, selection.mask(row));
             assert!(mask.len() <= table.len(), "{} pages do not cover position {}", table.len(), row.position);
             (0..kv_heads).map(move |kv_head| Item { row: row.row, kv_head, table, mask })
-        })
-        .collect();
-    let out = Blocks::new(dst, group * head_dim);
-    pool.split(items.len(), 1, |range| {
-        for item in &items[range] {
-            let block = item.row * kv_heads + item.kv_head;
-            let q = &q[block * group * head_dim..][..group * head_dim];
-            let out = out.take(block);
-            match &layer.payload {
-                Payload::F32(pages) => dispatch(isa, Row { pages, item, q, head_dim, scale, out }),
-                Payload::F16(pages) => dispatch(isa, Row { pages, item, q, head_dim, scale, out }),
+        });
+        let items = &*List::from_iter_in(items, lists).into_bump_slice();
+        let out = Blocks::new(dst, group * head_dim, lists);
+        pool.split_with_lists(items.len(), 1, |lists, range| {
+            for item in &items[range] {
+                let block = item.row * kv_heads + item.kv_head;
+                let q = &q[block * group * head_dim..][..group * head_dim];
+                let out = out.take(block);
+                match &layer.payload {
+                    Payload::F32(pages) => dispatch(isa, Row { pages, item, q, head_dim, scale, out, lists }),
+                    Payload::F16(pages) => dispatch(isa, Row { pages, item, q, head_dim, scale, out, lists }),
+                }
             }
-        }
+        });
     });
 }
 
@@ -86,6 +88,7 @@ struct Row<'a, E> {
     scale: f32,
     /// `[group][head_dim]`.
     out: &'a mut [f32],
+    lists: &'a Bump,
 }
 
 /// A page of a split with allowed positions: its keys `[head_dim][16]`, its values `[16][head_dim]`, and which.
@@ -100,9 +103,9 @@ impl<E: Element> Kernel for Row<'_, E> {
     type Out = ();
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        let Self { pages, item, q, head_dim, scale, out } = self;
-        let mut running = vec![None; q.len() / head_dim];
-        let mut allowed: Vec<Allowed<'_, E>> = Vec::with_capacity(SPLIT_PAGES);
+        let Self { pages, item, q, head_dim, scale, out, lists } = self;
+        let mut running = list![in lists; None; q.len() / head_dim];
+        let mut allowed: List<'_, Allowed<'_, E>> = List::with_capacity_in(SPLIT_PAGES, lists);
         for (masks, table) in item.mask.chunks(SPLIT_PAGES).zip(item.table.chunks(SPLIT_PAGES)) {
             allowed.clear();
             for (&mask, &page) in masks.iter().zip(table).filter(|(mask, _)| **mask != 0) {

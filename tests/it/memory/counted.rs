@@ -25,7 +25,7 @@ use crate::forward::invariance::ids;
 use crate::forward::qwen3next::qwen3next;
 
 #[global_allocator]
-static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
+pub(super) static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
 
 /// Bytes asked for and not given back.
 fn live() -> usize {
@@ -87,8 +87,15 @@ fn worked(model: &Arc<Model>, options: ExecOptions) -> (CpuExecutor, usize) {
 
 /// Rooms so small in every model here that no count can tell them from what is loose: a few rows of floats, and what is
 /// a byte or a few for every token of a vocabulary of 512.
-const TOO_SMALL: [&str; 6] =
-    ["counters and gauges", "n-gram histories", "page tables", "penalties", "recurrent weights", "sampling"];
+const TOO_SMALL: [&str; 7] = [
+    "block tables of a pass",
+    "counters and gauges",
+    "n-gram histories",
+    "page tables",
+    "penalties",
+    "recurrent weights",
+    "sampling",
+];
 
 /// Rooms that were planned, and those of them whose absence a count would have shown.
 #[derive(Default)]

@@ -13,6 +13,7 @@ use engine::api::{
 };
 use engine::channels::Said;
 use engine::clock::Monotonic;
+use engine::delta::Committed;
 use engine::gauges::Gauges;
 use engine::ids::{RequestId, Slot, Ticket, TokenId};
 use engine::limits::Limits;
@@ -255,7 +256,8 @@ fn delta(ticket: Ticket, tokens: Vec<TokenId>, said: Said, logprobs: Vec<TokenLo
     };
     let cuts = tokens.iter().map(cut).collect();
     let origins = vec![Origin::Target; tokens.len()];
-    Event::Delta { ticket, origins, tokens, drafted: 0, said, cuts, logprobs, report: None }
+    let delta = Committed { origins, tokens, said, cuts, logprobs, ..Committed::default() };
+    Event::Delta { ticket, delta: delta.into() }
 }
 
 fn say(submission: &Submission, texts: Vec<(String, Vec<TokenId>)>, finish: Finish, events: &Sender<Event>) {

@@ -187,7 +187,7 @@ impl Driver {
                 let (session, turn) = (play.name.clone(), script.turn);
                 match event {
                     Event::Admitted { .. } | Event::Prompt { .. } | Event::Pages { .. } => {}
-                    Event::Delta { tokens, .. } => round.committed[index].extend(tokens),
+                    Event::Delta { delta, .. } => round.committed[index].extend(&delta.tokens),
                     Event::Cancelled { .. } => unreachable!("nobody cancels"),
                     Event::Refused { error, .. } => {
                         return Err(DriveError::Refused { session, turn, reason: error.to_string() });

@@ -9,10 +9,10 @@ use std::sync::Arc;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use engine::api::{Finish, Report};
+use engine::delta::Committed;
 use engine::ids::TokenId;
 use serde_json::{Map, Value};
 
-use crate::serve::delta::Delta;
 use crate::serve::entries::{Entries, Entry};
 use crate::serve::error::ApiError;
 use crate::serve::model::TextModel;
@@ -237,25 +237,25 @@ impl Choice {
     /// Takes a delta of the engine; its tokens wait until they are sent.
     pub(crate) fn take(
         &mut self,
-        Delta { said, tokens, logprobs, .. }: Delta,
+        Committed { said, tokens, logprobs, .. }: &Committed,
         stop_tokens: &[TokenId],
         model: &dyn TextModel,
         random: &mut Random,
     ) -> Piece {
         self.completion_tokens += tokens.len() as u64;
         if let Some(written) = &mut self.written {
-            written.add(&said.text, &tokens);
+            written.add(&said.text, tokens);
         }
         self.tokens.extend(tokens);
-        for logprob in &logprobs {
+        for logprob in logprobs {
             // Entries cover the text; what ends a choice is not part of it.
             let ends = model.is_end(logprob.token) || stop_tokens.contains(&logprob.token);
             if !ends {
                 self.entries.push(logprob, model);
             }
         }
-        let entries = self.entries.release(&said);
-        Piece { parts: self.assembler.take(&said, random), entries }
+        let entries = self.entries.release(said);
+        Piece { parts: self.assembler.take(said, random), entries }
     }
 
     /// Keeps what is not streamed. Entries belong to the first content of their piece, or to what came before it.

@@ -112,7 +112,7 @@ fn segments_keep_to_their_own_blocks() {
 fn of_equal_scores_the_lower_block_wins() {
     let chosen = |scores: &[f32], budget| {
         let mut mask = vec![0; 4];
-        allow(scores, budget, 2, 2 * scores.len(), &mut mask);
+        allow(scores, budget, 2, 2 * scores.len(), &mut mask, &bumpalo::Bump::new());
         positions(&mask)
     };
     assert_eq!(chosen(&[0.0; 9], 3), [0, 1, 2, 3, 4, 5, 18]);
