@@ -19,7 +19,7 @@ from playwright.sync_api import sync_playwright
 PROMPT = "Write def total(items) and def count(items) in Python, each with a loop over items."
 DEADLINE_S = 120
 # More at once than any model writes in a second.
-FLOOD = [f"{i} = {i * i}{chr(10) if i % 9 == 0 else ', '}" for i in range(50000)]
+FLOOD = [f"{i} = {i * i}{chr(10) if i % 9 == 0 else ', '}" for i in range(20000)]
 STOPS = ["log", "prompt", "send", "clear", "colour", "strategy", "policy", "temperature", "limit", "key", "live"]
 
 
@@ -158,11 +158,11 @@ def flood(browser, base):
     """However fast a model writes, all of it is shown, and the page hears a key in between."""
     context = browser.new_context()
     page = context.new_page()
-    stream = ""
+    events = []
     for text in FLOOD:
         told = {"tokens": [{"text": text, "source": "target"}], "drafted": 0, "accepted": 0}
-        stream += f"data: {json.dumps({'choices': [{'delta': {'content': text}}], 'speculation': told})}\n\n"
-    stream += "data: [DONE]\n\n"
+        events.append(json.dumps({"choices": [{"delta": {"content": text}}], "speculation": told}))
+    stream = "".join(f"data: {event}\n\n" for event in [*events, "[DONE]"])
     page.route("**/v1/chat/completions", lambda route: route.fulfill(content_type="text/event-stream", body=stream))
     page.goto(base + "/")
     until(page, "document.querySelectorAll('#strategy option').length > 0")
