@@ -2,8 +2,8 @@
 
 Usage: page.py BASE_URL [--shots DIR] [--browser PATH]
 
-The server's context is to hold 30000 tokens, so that an answer lasts until it is stopped.
-Needs `pip install playwright`, and `playwright install chromium` or the path of a Chromium. The server is to run without API keys. Ends with 0 when
+The server runs without API keys, and with a context that it cannot fill in minutes: an answer as long as that lasts until it
+is stopped. Needs `pip install playwright`, and the path of a Chromium or `playwright install chromium`. Ends with 0 when
 everything held, and else with the first thing that did not.
 """
 
@@ -18,6 +18,9 @@ from playwright.sync_api import sync_playwright
 
 PROMPT = "Write def total(items) and def count(items) in Python, each with a loop over items."
 DEADLINE_S = 120
+# More at once than any model writes in a second.
+FLOOD = [f"{i} = {i * i}{chr(10) if i % 9 == 0 else ', '}" for i in range(20000)]
+STOPS = ["log", "prompt", "send", "clear", "colour", "strategy", "policy", "temperature", "limit", "key", "live"]
 
 
 def check(held, what):
@@ -51,13 +54,50 @@ def fits(page, where):
     check(width <= inner, f"{where}: the page is {width} px wide in a window of {inner} px")
 
 
-def chat(page, base, strategies):
-    """A chat of two turns, the second stopped, with nothing but keys."""
+def stops(page):
+    """Tab leads through the page in the order in which it is read, and shows where it is."""
     page.keyboard.press("Tab")
     check(page.evaluate("document.activeElement.className") == "skip", "the first stop of Tab skips to the message")
+    found = []
+    for _ in STOPS:
+        page.keyboard.press("Tab")
+        found.append(page.evaluate("document.activeElement.id"))
+        style, width = page.evaluate(
+            "(({ outlineStyle, outlineWidth }) => [outlineStyle, parseFloat(outlineWidth)])(getComputedStyle(document.activeElement))"
+        )
+        check(style != "none" and width >= 2, f"the focus is seen at #{found[-1]}: {style}, {width} px")
+    check(found == STOPS, f"stops of Tab: {found}")
+
+
+def refused(page):
+    """An error is read out in the server's words, and what was not answered can be sent again."""
+    why = "the model is resting; ask again in a minute"
+    page.route("**/v1/chat/completions", lambda route: route.fulfill(status=503, json={"error": {"message": why}}))
     page.keyboard.press("Enter")
-    press_until(page, "Tab", "prompt")
+    until(page, "document.querySelector('article.assistant .error')")
+    wait_idle(page)
+    check(page.locator(".error[role=alert]").inner_text() == why, "the error is the server's")
+    check("waiting" not in page.locator("article.assistant").inner_text(), "nothing is waited for behind an error")
+    check(page.locator("#prompt").input_value() == PROMPT, "what was not answered is in the message again")
+    page.unroute("**/v1/chat/completions")
+
+
+def chat(page, base, strategies, where, shot):
+    """A chat with nothing but keys: one turn refused, one answered, one stopped."""
+    press_until(page, "Shift+Tab", "prompt")
+    page.keyboard.type("two")
+    page.keyboard.press("Shift+Enter")
+    page.keyboard.type("lines")
+    check(page.locator("#prompt").input_value() == "two\nlines", "Shift and Enter make a new line")
+    page.keyboard.press("Control+A")
     page.keyboard.type(PROMPT)
+    refused(page)
+    fits(page, where + " with an error")
+    contrast(page, where + " with an error")
+    shot("error")
+    press_until(page, "Tab", "clear")
+    page.keyboard.press("Enter")
+    check(page.locator("article").count() == 0, "a new chat is empty")
     press_until(page, "Tab", "strategy")
     page.keyboard.press("End")
     check(page.evaluate("document.getElementById('strategy').value") == strategies[-1], "End chooses the last strategy")
@@ -89,7 +129,7 @@ def chat(page, base, strategies):
         line = answer.locator(f"span.{name}").first.evaluate("one => getComputedStyle(one).textDecorationLine")
         check(line == "underline", f"{name} is not told by its colour alone: {line}")
     figures = answer.locator(".figures").inner_text()
-    check(re.search(r"\d+ tokens · [\d,.]+ tokens/s · first after [\d,]+ ms", figures), f"figures: {figures}")
+    check(re.search(r"\d+ tokens\s· [\d,.]+ tokens/s\s· first after [\d,]+ ms", figures), f"figures: {figures}")
     check(not drafters or "drafts accepted" in figures, f"acceptance: {figures}")
     check("complete" in page.locator("#spoken").inner_text(), "the end of an answer is announced")
     check(page.evaluate("document.activeElement.id") == "prompt", "the focus goes back to the message")
@@ -102,15 +142,67 @@ def chat(page, base, strategies):
     page.keyboard.type("And now write all of it once more, a hundred times.")
     press_until(page, "Tab", "limit")
     page.keyboard.press("Control+A")
-    page.keyboard.type("25000")
+    page.keyboard.type(page.locator("#limit").get_attribute("max"))
     press_until(page, "Shift+Tab", "prompt")
     page.keyboard.press("Enter")
     until(page, "document.querySelectorAll('article.assistant')[1]?.querySelector('span[title]')")
     until(page, "document.querySelectorAll('#slots li.busy').length > 0")
+    shot("busy")
     page.keyboard.press("Escape")
     wait_idle(page)
     check("ended: stopped" in page.locator("article.assistant").nth(1).inner_text(), "Escape stops an answer")
     until(page, "document.querySelectorAll('#slots li.busy').length === 0")
+
+
+def flood(browser, base):
+    """However fast a model writes, all of it is shown, and the page hears a key in between."""
+    context = browser.new_context()
+    page = context.new_page()
+    events = []
+    for text in FLOOD:
+        told = {"tokens": [{"text": text, "source": "target"}], "drafted": 0, "accepted": 0}
+        events.append(json.dumps({"choices": [{"delta": {"content": text}}], "speculation": told}))
+    stream = "".join(f"data: {event}\n\n" for event in [*events, "[DONE]"])
+    page.route("**/v1/chat/completions", lambda route: route.fulfill(content_type="text/event-stream", body=stream))
+    page.goto(base + "/")
+    until(page, "document.querySelectorAll('#strategy option').length > 0")
+    page.locator("#prompt").press_sequentially("All of it.")
+    page.keyboard.press("Enter")
+    until(page, "document.querySelectorAll('article.assistant .figures').length === 1")
+    wait_idle(page)
+    shown = page.locator("article.assistant .text").inner_text()
+    check(shown == "".join(FLOOD), f"all of it is shown: {len(shown)} characters of {len(''.join(FLOOD))}, {shown[-40:]!r} at the end")
+    # The page itself presses the key, with the first frame that shows anything: no driver is too late for that.
+    page.evaluate(
+        """() => {
+        const look = () => {
+          if (!document.querySelectorAll('article.assistant')[1]?.querySelector('span')) return requestAnimationFrame(look);
+          document.dispatchEvent(new KeyboardEvent('keydown', { key: 'Escape' }));
+        };
+        requestAnimationFrame(look);
+        }"""
+    )
+    page.keyboard.type("Some of it.")
+    page.keyboard.press("Enter")
+    until(page, "document.querySelectorAll('article.assistant').length === 2")
+    wait_idle(page)
+    answer = page.locator("article.assistant").nth(1)
+    check("ended: stopped" in answer.locator(".figures").inner_text(), "Escape stops a flood")
+    check(len(answer.locator(".text").inner_text()) < len(shown) / 2, "Escape stops a flood at once")
+    context.close()
+
+
+def still(browser, base):
+    """Nothing moves where that is not wanted."""
+    context = browser.new_context(reduced_motion="reduce")
+    page = context.new_page()
+    page.goto(base + "/")
+    moving = page.evaluate(
+        """() => [...document.querySelectorAll('*')].map((one) => getComputedStyle(one))
+        .filter((how) => how.transitionDuration !== '0s' || how.animationName !== 'none').length"""
+    )
+    check(moving == 0, f"{moving} things move although less motion is asked for")
+    context.close()
 
 
 def board(page, base):
@@ -174,22 +266,25 @@ def run(browser, base, strategies, scheme, width, shots):
     offered = page.eval_on_selector_all("#strategy option", "all => all.slice(1).map(one => one.value)")
     check(offered == strategies, f"strategies: {offered} instead of {strategies}")
     fits(page, where + " at first")
-    if shots:
-        page.screenshot(path=shots / f"{where}-first.png", full_page=True)
-    chat(page, base, strategies)
+
+    def shot(name, **how):
+        if shots:
+            page.screenshot(path=shots / f"{where}-{name}.png", **how)
+
+    shot("first", full_page=True)
+    stops(page)
+    chat(page, base, strategies, where, shot)
     board(page, base)
     labelled(page)
     fits(page, where)
     contrast(page, where)
-    if shots:
-        page.evaluate("document.getElementById('log').scrollTop = 0; window.scrollTo(0, 0)")
-        page.screenshot(path=shots / f"{where}.png", full_page=True)
+    page.evaluate("document.getElementById('log').scrollTop = 0; window.scrollTo(0, 0)")
+    shot("answer", full_page=True)
     page.keyboard.press("Tab")
-    if shots:
-        page.screenshot(path=shots / f"{where}-focus.png")
+    shot("focus")
     foreign = [url for url in asked if not url.startswith((base + "/", "data:"))]
     check(foreign == [], f"{where}: requests to others: {foreign}")
-    check(said == [], f"{where}: the console says {said}")
+    check(len(said) == 1 and "status of 503" in said[0], f"{where}: the console says more than that a request was refused: {said}")
     context.close()
 
 
@@ -209,8 +304,10 @@ def main():
         for scheme in ("light", "dark"):
             for width in (1280, 360):
                 run(browser, base, strategies, scheme, width, args.shots)
+        flood(browser, base)
+        still(browser, base)
         browser.close()
-    print("ok: chat by keyboard, dashboard, labels, contrast and width, in both schemes at 1280 and 360 px")
+    print(f"ok: chat by keyboard, dashboard, labels, contrast and width, in both schemes at 1280 and 360 px; {len(FLOOD)} tokens at once")
 
 
 if __name__ == "__main__":
