@@ -167,7 +167,7 @@ impl<E: Element> Call<'_, E> {
                     start = end;
                 }
             }
-            let items = &*items.into_bump_slice();
+            let items = items.into_bump_slice();
             let partial_len = partial_len(self.head_dim);
             let partials: usize = items.iter().map(|item| item.rows.len() * self.group() * item.splits()).sum();
             let few = items.len() < few(pool.threads()) && items.iter().any(|item| item.splits() > 1);
@@ -207,14 +207,13 @@ impl<E: Element> Call<'_, E> {
                 partial += item.rows.len() * self.group();
             }
         }
-        let (tasks, first_task) = (&*tasks.into_bump_slice(), &*first_task.into_bump_slice());
+        let (tasks, first_task) = (tasks.into_bump_slice(), first_task.into_bump_slice());
         let blocks = Blocks::new(partials, partial_len, lists);
         pool.split_with_lists(tasks.len(), 1, |lists, range| {
             for item in &tasks[range] {
                 dispatch(isa, OneSplit { call: self, item, partials: &blocks, lists });
             }
         });
-        drop(blocks);
         let partials = &*partials;
         pool.split_with_lists(items.len(), 1, |lists, range| {
             for i in range {

@@ -140,7 +140,6 @@ pub fn select_blocks(
                     dispatch(isa, Score { cache, layer, pages, query, blocks, out: parts.take(item) });
                 }
             });
-            drop(parts);
             let scores = &*scores;
             let mut words = &mut mask[rows[0].mask.start..rows[rows.len() - 1].mask.end];
             let mut work: List<'_, (usize, &mut [u16])> = List::with_capacity_in(rows.len(), lists);

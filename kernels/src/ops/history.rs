@@ -255,8 +255,7 @@ impl History {
         }
         let width: usize = self.logs.iter().map(|log| log.width).sum();
         let logs = self.logs.iter_mut().map(|log| Blocks::new(&mut log.rows, log.width, lists));
-        let (kept, logs) = (&*kept.into_bump_slice(), List::from_iter_in(logs, lists).into_bump_slice());
-        let logs = &*logs;
+        let (kept, logs) = (kept.into_bump_slice(), List::from_iter_in(logs, lists).into_bump_slice());
         pool.split(kept.len(), super::grain_rows(width), |range| {
             for &(row, at) in &kept[range] {
                 for (log, now) in logs.iter().zip(now) {

@@ -153,7 +153,7 @@ pub fn mamba2(
             places.push(place);
             steps.extend((0..segment.steps()).map(|t| (place, t)));
         }
-        let (places, steps) = (&*places.into_bump_slice(), &*steps.into_bump_slice());
+        let (places, steps) = (places.into_bump_slice(), steps.into_bump_slice());
         // Every element that is read is written before.
         let (mixed_len, gates_len) = step_lens(&dims);
         scratch.mixed.resize(steps.len() * mixed_len, 0.0);

@@ -55,7 +55,7 @@ pub fn sparse_attention(
             assert!(mask.len() <= table.len(), "{} pages do not cover position {}", table.len(), row.position);
             (0..kv_heads).map(move |kv_head| Item { row: row.row, kv_head, table, mask })
         });
-        let items = &*List::from_iter_in(items, lists).into_bump_slice();
+        let items = List::from_iter_in(items, lists).into_bump_slice();
         let out = Blocks::new(dst, group * head_dim, lists);
         pool.split_with_lists(items.len(), 1, |lists, range| {
             for item in &items[range] {

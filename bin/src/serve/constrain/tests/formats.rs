@@ -10,7 +10,7 @@ fn said(start: &dyn Constraint, salt: u32, seed: u32) -> Option<String> {
         let next = allowed(constraint.as_mut());
         let draw = random_bits(seed.into(), salt, at) as usize;
         let quote = next.iter().copied().find(|token| Bytes.piece(*token) == b"\"");
-        let token = quote.filter(|_| draw % 4 == 0).unwrap_or(next[draw / 4 % next.len()]);
+        let token = quote.filter(|_| draw.is_multiple_of(4)).unwrap_or(next[draw / 4 % next.len()]);
         assert!(constraint.advance(token));
         if constraint.ended() {
             return Some(String::from_utf8(text).expect("text"));
