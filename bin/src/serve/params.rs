@@ -425,5 +425,12 @@ mod tests {
         let refused = |body: Value| read(&body, &api, sampling, 1).map(drop).unwrap_err().param.unwrap();
         assert_eq!(refused(json!({"temperature": 3.5})), "temperature");
         assert_eq!(refused(json!({"stop": ["x", "y"]})), "stop");
+        assert_eq!([101, -101].map(|n| refused(json!({"priority": n}))), ["priority"; 2]);
+        // Running usage is usage: who asks for none gets none.
+        let running = |usage: bool| {
+            let options = json!({"include_usage": usage, "continuous_usage_stats": true});
+            read(&json!({"stream": true, "stream_options": options}), &api, sampling, 1).unwrap().continuous_usage
+        };
+        assert!(running(true) && !running(false));
     }
 }

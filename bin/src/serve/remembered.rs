@@ -134,10 +134,29 @@ impl Remembered {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
+    use crate::serve::api::Api;
+    use crate::serve::fields::Fields;
+    use crate::serve::model::Caps;
 
     fn marks(n: u64, messages: &[u64]) -> Marks {
         Marks { system: n, tools: 2, switches: 3, messages: messages.to_vec() }
+    }
+
+    #[test]
+    fn a_message_counts_with_those_before_it() {
+        let marks = |first: &str| {
+            let said = |role: &str, content: &str| json!({"role": role, "content": content});
+            let body = json!({"messages": [said("user", first), said("assistant", "a"), said("user", "u")]});
+            let fields = Fields::body(body.as_object().unwrap());
+            Marks::of(&Chat::read(&fields, &Caps::default(), &Api::default()).unwrap())
+        };
+        let table = Remembered::default();
+        table.keep("msg_a", &marks("x"));
+        assert_eq!(table.compare("msg_a", &marks("x")), Change::None);
+        assert_eq!(table.compare("msg_a", &marks("y")), Change::Messages);
     }
 
     #[test]
