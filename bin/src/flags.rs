@@ -5,7 +5,10 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::{Args, CommandFactory as _, FromArgMatches as _, Parser, ValueEnum};
+use clap::builder::StyledStr;
+use clap::error::{ContextKind, ContextValue, ErrorKind};
+use clap::parser::ValueSource;
+use clap::{Arg, Args, CommandFactory as _, FromArgMatches as _, Id, Parser, ValueEnum};
 use engine::api::{Speculation, Strategy, WindowPolicy};
 use engine::exec::{Activation, ExecOptions, Isa, KvType};
 use engine::limits::{
@@ -369,6 +372,53 @@ fn variable(long: &str) -> String {
     format!("{ENVIRONMENT}{}", long.replace('-', "_").to_ascii_uppercase())
 }
 
+/// Flags that the environment gave, and the variables that did.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Taken(Vec<(String, String)>);
+
+impl Taken {
+    /// What is to be said beside an error's text: where the flags that it names came from.
+    fn notes<'a>(&'a self, text: &'a str) -> impl Iterator<Item = String> + 'a {
+        let part = |c: char| c.is_ascii_alphanumeric() || c == '-';
+        let named = move |flag: &str| {
+            text.match_indices(flag)
+                .any(|(at, _)| !text[..at].ends_with(part) && !text[at + flag.len()..].starts_with(part))
+        };
+        let those = self.0.iter().filter(move |(flag, _)| named(flag));
+        those.map(|(flag, variable)| format!("{flag} is taken from {variable} of the environment"))
+    }
+
+    /// An error's text with these notes.
+    pub fn told(&self, mut text: String) -> String {
+        for note in self.notes(&text.clone()) {
+            text.push_str("; ");
+            text.push_str(&note);
+        }
+        text
+    }
+
+    /// The same for an error of clap, which has a place for them.
+    fn noted(&self, mut error: clap::Error) -> clap::Error {
+        let mut text = if error.exit_code() == 0 { String::new() } else { error.render().to_string() };
+        if error.kind() == ErrorKind::InvalidUtf8 {
+            // It names no flag.
+            let broken = |variable: &str| std::env::var_os(variable).is_some_and(|value| value.to_str().is_none());
+            let those = self.0.iter().filter(|(_, variable)| broken(variable));
+            text = those.map(|(flag, _)| flag.as_str()).collect::<Vec<_>>().join(" ");
+        }
+        let notes: Vec<StyledStr> = self.notes(&text).map(StyledStr::from).collect();
+        if !notes.is_empty() {
+            let mut all = match error.remove(ContextKind::Suggested) {
+                Some(ContextValue::StyledStrs(before)) => before,
+                _ => Vec::new(),
+            };
+            all.extend(notes);
+            error.insert(ContextKind::Suggested, ContextValue::StyledStrs(all));
+        }
+        error
+    }
+}
+
 /// A command line with these names written out.
 pub fn long_names(line: impl IntoIterator<Item = OsString>) -> impl Iterator<Item = OsString> {
     line.into_iter().map(|word| {
@@ -387,31 +437,61 @@ impl LowArgs {
     }
 
     /// The same for the program itself: what the line does not say is looked for in the environment, `--ctx-size` as
-    /// `ENGINE_ARG_CTX_SIZE`.
+    /// `ENGINE_ARG_CTX_SIZE`; `set` are the names of its variables. A flag of the line goes before a variable that it
+    /// excludes.
     ///
     /// # Errors
     /// As [`LowArgs::parse_line`], and a variable of that kind which names no flag.
     pub fn parse_program(
         line: impl IntoIterator<Item = OsString>,
-        environment: impl IntoIterator<Item = OsString>,
-    ) -> Result<Self, clap::Error> {
-        let mut known = Vec::new();
-        let mut command = Self::command().mut_args(|arg| match arg.get_long() {
-            // A key has a variable of its own.
-            Some(long) if arg.get_env().is_none() => {
-                let name = variable(long);
-                known.push(OsString::from(&name));
-                arg.env(name).hide_env(true)
+        set: impl IntoIterator<Item = OsString>,
+    ) -> Result<(Self, Taken), clap::Error> {
+        let line: Vec<OsString> = long_names(line).collect();
+        let set: Vec<String> = set.into_iter().map(|name| name.to_string_lossy().into_owned()).collect();
+        let command = Self::command();
+        // Whatever else is wrong with it.
+        let alone = Self::command().mut_args(|arg| arg.env(None::<&str>)).ignore_errors(true);
+        let alone = alone.try_get_matches_from(&line).ok();
+        let said =
+            |id: &Id| alone.as_ref().is_some_and(|m| m.value_source(id.as_str()) == Some(ValueSource::CommandLine));
+        let excludes = |arg: &Arg| {
+            let others = command.get_arg_conflicts_with(arg).into_iter();
+            others.map(|other| (arg.get_id().clone(), other.get_id().clone())).collect::<Vec<_>>()
+        };
+        let excluded: Vec<(Id, Id)> = command.get_arguments().flat_map(excludes).collect();
+        let beaten = |id: &Id| excluded.iter().any(|(a, b)| a == id && said(b) || b == id && said(a));
+        let (mut known, mut taken, mut twice) = (Vec::new(), Taken::default(), None);
+        let mut command = command.clone().mut_args(|arg| {
+            let Some(own) = arg.get_long().map(variable) else { return arg };
+            known.push(own.clone());
+            let other = arg.get_env().and_then(|name| name.to_str()).map(str::to_owned);
+            let given: Vec<&String> =
+                [Some(&own), other.as_ref()].into_iter().flatten().filter(|name| set.contains(name)).collect();
+            let flag = format!("--{}", arg.get_long().expect("it has one"));
+            match given.as_slice() {
+                _ if said(arg.get_id()) || beaten(arg.get_id()) => arg.env(None::<&str>),
+                [] => arg,
+                [name] => {
+                    taken.0.push((flag, (*name).clone()));
+                    arg.env(*name).hide_env(true)
+                }
+                [a, b, ..] => {
+                    twice = Some(format!("{a} and {b} are both set and give {flag}; unset one of them\n"));
+                    arg
+                }
             }
-            _ => arg,
         });
-        let ours = |name: &OsString| name.as_encoded_bytes().starts_with(ENVIRONMENT.as_bytes());
-        if let Some(name) = environment.into_iter().find(|name| ours(name) && !known.contains(name)) {
-            let message = format!("{} is set and names no flag of engine-serve\n", name.to_string_lossy());
-            return Err(command.error(clap::error::ErrorKind::UnknownArgument, message));
+        if let Some(name) = set.iter().find(|name| name.starts_with(ENVIRONMENT) && !known.contains(name)) {
+            let flag = name[ENVIRONMENT.len()..].to_ascii_lowercase().replace('_', "-");
+            let message = format!("{name} is set, and engine-serve has no flag --{flag}\n");
+            return Err(command.error(ErrorKind::UnknownArgument, message));
         }
-        let matches = command.try_get_matches_from_mut(long_names(line))?;
-        Self::from_arg_matches(&matches).map_err(|error| error.format(&mut command))
+        if let Some(message) = twice {
+            return Err(command.error(ErrorKind::ArgumentConflict, message));
+        }
+        let matches = command.try_get_matches_from_mut(line).map_err(|error| taken.noted(error))?;
+        let args = Self::from_arg_matches(&matches).map_err(|error| taken.noted(error.format(&mut command)))?;
+        Ok((args, taken))
     }
 
     /// What does not depend on the model.

@@ -83,6 +83,8 @@ words! {
         checkpoints_evicted: u64,
         /// Times a row lost its pages, ever.
         preempted: u64,
+        /// Rows of which no MTP draft was accepted while another's were, ever.
+        mute: u64,
         /// Bytes of the suffix index of all rows.
         suffix_bytes: u64,
         /// Ticks by [`TickKind`].
@@ -227,6 +229,7 @@ impl Snapshot {
             pages_evicted: prefix.evicted.0,
             checkpoints_evicted: prefix.evicted.1,
             preempted: counters.preempted,
+            mute: totals.mute,
             suffix_bytes: ledger.suffix_bytes,
             ticks: totals.ticks,
             system_ns: totals.system_ns,

@@ -379,6 +379,7 @@ impl World {
                 }
                 let prompt_rows = step.trunk.source.iter().take_while(|source| **source == Source::Prompt).count();
                 l.totals.committed(&l.requests, prompt_rows, !step.trunk.token.is_empty());
+                l.totals.watch(&l.requests, &l.counters);
                 step.trunk.clear();
             }
             System::Retire => {

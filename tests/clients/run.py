@@ -119,6 +119,9 @@ def main():
             modules = node()
             (modules / "openai_node.mjs").write_text((HERE / "openai_node.mjs").read_text())
             call("openai_node.mjs", ["node", modules / "openai_node.mjs", address])
+    for style in ["hermes", "llama3", "nemotron2"]:
+        with server(TARGET / "scripted", HERE / "rules.json", style) as address:
+            script("openai_chat.py", address)
     models = [("built-in", [])]
     if smollm2():
         models.append(("SmolLM2", ["--model", smollm2()]))

@@ -74,6 +74,7 @@ const FIELD: Cases = &[
         &[
             "serve::slow::a_reader_that_stops_pauses_its_own_row_only",
             "serve::slow::large_answers_that_nobody_reads_are_bounded_together",
+            "serve::process::a_stream_that_nobody_reads_takes_no_more_memory_than_its_buffer",
             "tick::pressure::a_slow_reader_stalls_its_row_alone",
         ],
     ),
@@ -183,6 +184,7 @@ const FIELD: Cases = &[
         "FR-126",
         &[
             "tick::edges::what_is_counted_of_a_request_does_not_depend_on_others",
+            "tick::alarm::a_row_that_drafts_for_nothing_beside_one_that_does_not_is_told_of",
             "engine::exec::cursors::rows_that_the_mtp_cache_waits_for_are_not_overwritten",
         ],
     ),
@@ -420,6 +422,7 @@ const CHECKS: Cases = &[
             "serve::slow::a_reader_that_never_comes_back_is_dropped",
             "serve::slow::who_leaves_is_cancelled_in_every_phase",
             "serve::slow::large_answers_that_nobody_reads_are_bounded_together",
+            "serve::process::a_stream_that_nobody_reads_takes_no_more_memory_than_its_buffer",
             "tick::pressure::a_slow_reader_stalls_its_row_alone",
         ],
     ),

@@ -1,5 +1,6 @@
 //! The tick over the toy model: what is committed, counted, scheduled and freed.
 
+mod alarm;
 mod constraints;
 mod edges;
 mod gauges;

@@ -7,4 +7,5 @@ pub mod fuzz;
 pub mod memory;
 pub mod narrow;
 pub mod scripted;
+pub mod styles;
 pub mod toy;

@@ -20,10 +20,12 @@ use engine_bin::open;
 use engine_bin::serve::gguf_text::GgufText;
 use engine_bin::serve::{Api, Config, ModelInfo, MtpOffer, Outage, Parts, SamplingDefaults, Server, SpecConfig};
 use engine_io::OpenOptions;
-use engine_io::text::{EncodeOptions, Tokenizer};
+use engine_io::text::{EncodeOptions, Tokenizer, ToolStyle, VocabSpec};
 use serde::Deserialize;
 
-/// ChatML that thinks unless told not to, with calls in the XML style; thinking of the turns behind the last user message
+use crate::styles;
+
+/// ChatML that thinks unless told not to, with calls in the style `tool_style`; thinking of the turns behind the last user message
 /// is kept.
 pub const TEMPLATE: &str = include_str!("scripted.jinja");
 
@@ -229,8 +231,23 @@ impl ScriptedServer {
     /// # Panics
     /// If anything of it cannot be had.
     pub fn start_as(config: Config, limits: &Limits, rules: Vec<Rule>, api: Api) -> Self {
+        Self::start_styled(config, limits, rules, api, ToolStyle::Xml)
+    }
+
+    /// The same, of a model that writes calls in this style, has the tokens for it, and whose template shows calls so. Rules
+    /// have theirs in the XML style whatever it is.
+    ///
+    /// # Panics
+    /// If anything of it cannot be had.
+    pub fn start_styled(config: Config, limits: &Limits, rules: Vec<Rule>, mut api: Api, style: ToolStyle) -> Self {
         let file = open::ModelSource::BuiltIn.open(OpenOptions::default()).expect("the built-in model opens");
-        let tokenizer = Arc::new(Tokenizer::from_meta(file.meta()).expect("it has a tokenizer"));
+        let mut spec = VocabSpec::from_meta(file.meta()).expect("it has a tokenizer");
+        styles::rename(&mut spec, style);
+        let tokenizer = Arc::new(Tokenizer::new(spec).expect("it fits together"));
+        let rules = rules.into_iter().map(|rule| Rule { say: styles::written(&rule.say, style), ..rule }).collect();
+        if style != ToolStyle::Xml {
+            api.kwargs.insert("tool_style".to_owned(), styles::name(style).into());
+        }
         let pieces = open::pieces(&tokenizer);
         let end = *pieces.end_tokens().first().expect("the model has an end token");
         let shape = Shape {
@@ -273,7 +290,12 @@ impl ScriptedServer {
         };
         let mut server = Server::start(config).expect("it listens");
         let parts = Parts {
-            model: Box::new(GgufText::with_template(tokenizer, TEMPLATE).expect("it compiles")),
+            model: Box::new(
+                GgufText::with_template(tokenizer, TEMPLATE)
+                    .expect("it compiles")
+                    .with_style(style)
+                    .expect("it has the tokens"),
+            ),
             info,
             spec: SpecConfig { default, menu: Menu::of(default), mtp: MtpOffer::Absent },
             slots: limits.slots,

@@ -54,6 +54,8 @@ pub struct ToyConfig {
     pub panic_at: u64,
     /// Right drafts of each MTP chain in turn, wrong ones behind them; then and if empty `mtp_accuracy` holds.
     pub mtp_script: Vec<usize>,
+    /// The sequence whose MTP chains are wrong, every one of them, as if drafted from another's hidden rows.
+    pub mtp_lost: Option<u32>,
     /// History length after which the end token is certain; 0 = none.
     pub end_at: usize,
     /// History length after which no logit is finite; 0 = none.
@@ -76,6 +78,7 @@ impl Default for ToyConfig {
             fill_cost: 10,
             panic_at: 0,
             mtp_script: Vec::new(),
+            mtp_lost: None,
             end_at: 0,
             fault_at: 0,
             plain: false,
@@ -324,6 +327,7 @@ impl Toy {
                     let h = mix(digest(self.config.seed ^ 99, right), known.len() as u64);
                     let wrong = TokenId((right.0 + 1) % 26);
                     let token = match h % 1000 {
+                        _ if self.config.mtp_lost == Some(state.0) => wrong,
                         _ if script.is_some_and(|n| j < n) => right,
                         _ if script.is_some() => wrong,
                         r if r < self.config.mtp_accuracy => right,

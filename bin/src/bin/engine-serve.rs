@@ -35,14 +35,14 @@ fn main() -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
-    let args = match LowArgs::parse_program(std::env::args_os(), std::env::vars_os().map(|(name, _)| name)) {
-        Ok(args) => args,
+    let (args, taken) = match LowArgs::parse_program(std::env::args_os(), std::env::vars_os().map(|(name, _)| name)) {
+        Ok(parsed) => parsed,
         Err(error) => return report::usage(&error),
     };
     let args = match args.resolve() {
         Ok(args) => args,
         Err(message) => {
-            report::error(message);
+            report::error(taken.told(message));
             return ExitCode::from(2);
         }
     };
@@ -50,7 +50,7 @@ fn main() -> ExitCode {
     match run(args, signals) {
         Ok(code) => ExitCode::from(code),
         Err(error) => {
-            report::error(chain(error.as_ref()));
+            report::error(taken.told(chain(error.as_ref())));
             let load = error.downcast_ref().map(LoadError::code);
             let listen = error.downcast_ref().map(ListenError::code);
             ExitCode::from(load.or(listen).unwrap_or(1))

@@ -9,7 +9,7 @@ use crate::flags::{LowArgs, ServeArgs};
 use crate::serve::json::{parse_object, type_name};
 
 /// Flags that decide what a model is and how it runs.
-const KEYS: [&str; 47] = [
+const KEYS: [&str; 48] = [
     "model",
     "spec_strategy",
     "mtp_tokens",
@@ -51,6 +51,7 @@ const KEYS: [&str; 47] = [
     "chat_template_kwargs",
     "template_fuel",
     "system_fold",
+    "tool_results",
     "tool_style",
     "reasoning_format",
     "reasoning_field",
@@ -179,7 +180,7 @@ mod tests {
         for (text, told) in [
             (r#"{"alias": [1]}"#, "alias[0]: expected string"),
             (r#"{"default_sampling": {"heat": 1}}"#, "--default-sampling: heat"),
-            (r#"{"chat_template": "a", "chat_template_file": "b"}"#, "exclude each other"),
+            (r#"{"chat_template": "a", "chat_template_file": "b"}"#, "cannot be used with"),
             (r#"{"hosted_tools": "ask"}"#, "--hosted-tools"),
             ("[]", "expected object"),
             ("{", "byte"),

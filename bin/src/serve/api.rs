@@ -31,6 +31,15 @@ pub enum SystemFold {
     Reject,
 }
 
+/// What becomes of calls without a result, and of messages that stand between a call and its result.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub enum ToolResults {
+    /// The request is refused.
+    Strict,
+    /// Such a result is empty, and such a message goes behind the results.
+    Lenient,
+}
+
 /// Words for how much thinking is wanted, but for `none`.
 const EFFORTS: [&str; 6] = ["minimal", "low", "medium", "high", "xhigh", "max"];
 
@@ -97,6 +106,8 @@ pub struct Api {
     pub kwargs: Map<String, Value>,
     /// System messages in the middle.
     pub system_fold: SystemFold,
+    /// Calls without a result.
+    pub tool_results: ToolResults,
     /// Where thinking goes, unless a request says.
     pub(crate) reasoning: ReasoningFormat,
     /// Field of chat answers that holds it.
@@ -119,6 +130,7 @@ impl Default for Api {
             ping: Some(Duration::from_secs(PING_SECONDS)),
             kwargs: Map::new(),
             system_fold: SystemFold::User,
+            tool_results: ToolResults::Strict,
             reasoning: ReasoningFormat::Apart,
             reasoning_field: "reasoning_content",
             efforts: Efforts::default(),

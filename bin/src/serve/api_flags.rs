@@ -10,7 +10,7 @@ use engine_io::text::{TemplateLimits, ToolStyle};
 use serde_json::{Map, Value};
 
 use crate::bench::options::within;
-use crate::serve::api::{self, Api, Efforts, HostedTools, SystemFold};
+use crate::serve::api::{self, Api, Efforts, HostedTools, SystemFold, ToolResults};
 use crate::serve::fields::Fields;
 use crate::serve::info::SamplingDefaults;
 use crate::serve::json::parse_object;
@@ -113,7 +113,7 @@ pub struct ApiFlags {
     #[arg(long, value_name = "TEXT")]
     pub chat_template: Option<String>,
     /// A file that holds such a template.
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", conflicts_with = "chat_template")]
     pub chat_template_file: Option<PathBuf>,
     /// Variables of the chat template, unless a request gives them, as a JSON object.
     #[arg(long, value_name = "JSON", value_parser = json)]
@@ -125,6 +125,10 @@ pub struct ApiFlags {
     /// or refuse the request.
     #[arg(long, value_enum, default_value_t = SystemFold::User)]
     pub system_fold: SystemFold,
+    /// A call of a past turn that has no result, or one behind another message: refuse the request, or take an empty result
+    /// for it, and the other message behind the results.
+    #[arg(long, value_enum, default_value_t = ToolResults::Strict)]
+    pub tool_results: ToolResults,
     /// How the model writes calls of tools [default: as its template shows]
     #[arg(long, value_enum)]
     pub tool_style: Option<ToolStyleFlag>,
@@ -168,11 +172,8 @@ impl ApiFlags {
         if let Some(map) = &self.chat_template_kwargs {
             api::check_kwargs(map).map_err(|e| format!("--chat-template-kwargs: {}", e.message))?;
         }
-        match (&self.chat_template, &self.chat_template_file) {
-            (Some(_), Some(_)) => {
-                Err("--chat-template and --chat-template-file exclude each other; give one".to_owned())
-            }
-            (Some(text), None) if text.is_empty() => {
+        match &self.chat_template {
+            Some(text) if text.is_empty() => {
                 Err("--chat-template is empty; leave it out to use the model's own".to_owned())
             }
             _ => Ok(()),
@@ -237,6 +238,7 @@ impl ApiFlags {
             temperature_max: self.temperature_max,
             kwargs: self.chat_template_kwargs.iter().flat_map(api::given_kwargs).collect(),
             system_fold: self.system_fold,
+            tool_results: self.tool_results,
             reasoning: api::reasoning_format(word).expect("a word of requests"),
             reasoning_field: match self.reasoning_field {
                 ReasoningField::ReasoningContent => "reasoning_content",
@@ -298,7 +300,7 @@ mod tests {
         let flags = flags(
             "--alias a,org/b --alias c --model-match strict --strict-params --max-stop-strings 9 --hosted-tools reject \
              --prefill-assistant --temperature-max 5 --chat-template-kwargs {\"enable_thinking\":false} --template-fuel 99 \
-             --system-fold first --tool-style llama3 --reasoning-format none --reasoning-field reasoning \
+             --system-fold first --tool-results lenient --tool-style llama3 --reasoning-format none --reasoning-field reasoning \
              --reasoning-effort-map low=7 --constraint-compile-ms 3 --default-sampling {\"temperature\":3,\"top_k\":-1}",
         );
         let flags = flags.unwrap();
@@ -311,6 +313,7 @@ mod tests {
             temperature_max: 5.0,
             kwargs: Map::from_iter([("enable_thinking".to_owned(), json!(false))]),
             system_fold: SystemFold::First,
+            tool_results: ToolResults::Lenient,
             reasoning: api::reasoning_format("none").unwrap(),
             reasoning_field: "reasoning",
             efforts: Efforts::parse("low=7").unwrap(),
@@ -347,7 +350,7 @@ mod tests {
             ("--temperature-max nan", "--temperature-max"),
             ("--temperature-max=-1", "--temperature-max"),
             ("--chat-template=", "--chat-template is empty"),
-            ("--chat-template a --chat-template-file b", "exclude each other"),
+            ("--chat-template a --chat-template-file b", "cannot be used with"),
             ("--chat-template-kwargs {\"tools\":[]}", "--chat-template-kwargs: chat_template_kwargs.tools"),
             ("--chat-template-kwargs {\"enable_thinking\":1}", "expected boolean"),
             ("--chat-template-kwargs {", "--chat-template-kwargs"),

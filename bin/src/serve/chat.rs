@@ -67,7 +67,7 @@ impl Chat {
     /// 400 naming the field.
     pub(crate) fn read(body: &Fields<'_, '_>, caps: &Caps, api: &Api) -> Result<Self, ApiError> {
         let messages = body.list("messages")?.ok_or_else(|| ApiError::missing("messages"))?;
-        let normalised = messages::normalise(messages, caps, api.system_fold)?;
+        let normalised = messages::normalise(messages, caps, api)?;
         let tools = tools::read(body, caps)?;
         let reasoning = read_reasoning(body, api)?;
         let (kwargs, effort_budget) = read_kwargs(body, caps, api)?;

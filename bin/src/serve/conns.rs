@@ -10,7 +10,7 @@
 //! Requests are answered one at a time; what a client pipelines waits in `input`.
 
 use std::io::{self, Read as _, Write as _};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::serve::Bounds;
 use crate::serve::buffer::Buffer;
@@ -329,7 +329,7 @@ impl Conn {
 
     /// When something must be done about this connection if nothing happens before.
     pub(crate) fn deadline(&self, bounds: &Bounds) -> Option<Instant> {
-        let stalled = (self.unsent() > 0).then(|| self.last_progress + bounds.stall_time);
+        let stalled = (self.unsent() > 0).then(|| self.last_progress + self.stall_time(bounds));
         let phase = match &self.phase {
             Phase::Head { since, started } => {
                 let most = if *started { bounds.head_time } else { bounds.keep_alive_time };
@@ -347,7 +347,12 @@ impl Conn {
 
     /// Whether the peer has taken nothing for too long.
     pub(crate) fn stalled_out(&self, now: Instant, bounds: &Bounds) -> bool {
-        self.unsent() > 0 && now >= self.last_progress + bounds.stall_time
+        self.unsent() > 0 && now >= self.last_progress + self.stall_time(bounds)
+    }
+
+    /// How long its peer may take nothing.
+    fn stall_time(&self, bounds: &Bounds) -> Duration {
+        if self.reserved { bounds.stall_time.min(bounds.reserved_time) } else { bounds.stall_time }
     }
 
     /// Goes on with the next request.
@@ -457,6 +462,21 @@ mod tests {
             assert_eq!(conn.wants_turn(), before - conn.unsent() == TURN.write);
         }
         assert!(reader.join().unwrap().unwrap().iter().all(|b| *b == b'y'));
+    }
+
+    #[test]
+    fn a_reserved_connection_is_not_left_lying_with_its_answer() {
+        let bounds = Bounds::default();
+        let now = Instant::now();
+        for reserved in [false, true] {
+            let (mut conn, _peer) = pair();
+            conn.reserved = reserved;
+            conn.push(b"an answer", now);
+            let most = if reserved { bounds.reserved_time } else { bounds.stall_time };
+            assert!(conn.stalled_out(now + most, &bounds));
+            assert!(!conn.stalled_out(now + most - Duration::from_millis(1), &bounds));
+            assert!(conn.deadline(&bounds).is_some_and(|at| at <= now + most));
+        }
     }
 
     #[test]

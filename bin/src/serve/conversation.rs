@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, HashMap};
 use engine_io::trace::{self, Tool, ToolCall, Turn};
 use serde_json::{Map, Value, json};
 
-use crate::serve::api::SystemFold;
+use crate::serve::api::{Api, SystemFold, ToolResults};
 use crate::serve::error::{ApiError, quote};
 use crate::serve::fields::Fields;
 use crate::serve::json::{self, type_name};
@@ -108,12 +108,7 @@ pub(crate) struct Normalised {
 ///
 /// # Errors
 /// 400 naming the message at fault.
-pub(crate) fn normalise(
-    mut messages: Vec<Message>,
-    end: &str,
-    caps: &Caps,
-    fold: SystemFold,
-) -> Result<Normalised, ApiError> {
+pub(crate) fn normalise(mut messages: Vec<Message>, end: &str, caps: &Caps, api: &Api) -> Result<Normalised, ApiError> {
     for message in &mut messages {
         if let (Role::Assistant, None, Some(tags)) = (message.role, &message.reasoning, caps.think)
             && let Some((thought, rest)) = split_thinking(&message.content, tags)
@@ -121,9 +116,13 @@ pub(crate) fn normalise(
             (message.reasoning, message.content) = (Some(thought), rest);
         }
     }
-    let folded = fold_systems(messages, end, caps, fold)?;
+    let folded = fold_systems(messages, end, caps, api.system_fold)?;
     let merged = merge_neighbours(folded, caps);
-    let ordered = order_results(merged, end)?;
+    let ordered = match api.tool_results {
+        ToolResults::Strict => order_results(merged, end)?,
+        // What has moved may stand beside its like.
+        ToolResults::Lenient => merge_neighbours(gather_results(merged, end)?, caps),
+    };
     let last = ordered.last();
     let prefix = last.is_some_and(|m| m.prefix);
     let open = |m: &&Message| m.role == Role::Assistant && m.calls.is_empty() && m.reasoning.is_none();
@@ -353,9 +352,21 @@ impl Open {
             None => Ok(self.results.into_values()),
         }
     }
+
+    /// The results in call order, an empty one for each call that has none.
+    fn fill(mut self, at: &str) -> impl Iterator<Item = Message> {
+        for (rank, id) in self.ids.into_iter().enumerate() {
+            let answers = Some(Answers { id, at: at.to_owned() });
+            self.results.entry(rank).or_insert_with(|| Message { answers, ..Message::new(Role::Tool, "", at) });
+        }
+        self.results.into_values()
+    }
 }
 
 /// Ties results to calls and sorts them into call order.
+///
+/// # Errors
+/// A result without its call, or a call without its result.
 fn order_results(messages: Vec<Message>, end: &str) -> Result<Vec<Message>, ApiError> {
     let mut out: Vec<Message> = Vec::with_capacity(messages.len());
     let mut open = Open::default();
@@ -371,6 +382,31 @@ fn order_results(messages: Vec<Message>, end: &str) -> Result<Vec<Message>, ApiE
     // Calls at the very end may be unanswered only if nothing follows; a template would show them without a result.
     if !open.results.is_empty() {
         out.extend(open.close(end)?);
+    }
+    Ok(out)
+}
+
+/// The same where a result may come late or not at all: what stands between calls and their results goes behind these,
+/// and a call without one has an empty result.
+fn gather_results(messages: Vec<Message>, end: &str) -> Result<Vec<Message>, ApiError> {
+    let mut out: Vec<Message> = Vec::with_capacity(messages.len());
+    let (mut open, mut between) = (Open::default(), Vec::new());
+    for message in messages {
+        match message.role {
+            Role::Tool => open.answer(message)?,
+            Role::Assistant => {
+                let next = Open::of(&message.calls);
+                out.extend(std::mem::replace(&mut open, next).fill(&message.at));
+                out.append(&mut between);
+                out.push(message);
+            }
+            _ => between.push(message),
+        }
+    }
+    // As where they are strict: calls at the very end may be unanswered.
+    if !open.results.is_empty() || !between.is_empty() {
+        out.extend(open.fill(end));
+        out.append(&mut between);
     }
     Ok(out)
 }

@@ -8,6 +8,7 @@ use engine::ids::TokenId;
 use engine::tables::output::decode;
 use serde_json::{Map, Value, json};
 
+use crate::serve::json::real;
 use crate::serve::model::TextModel;
 
 /// Log-probabilities of one token, with the token's own text.
@@ -197,8 +198,7 @@ pub(crate) fn of_prompt(
 
 /// In the form of a chat.
 pub(crate) fn chat_logprobs<'a>(entries: impl IntoIterator<Item = &'a Entry>) -> Value {
-    let one =
-        |text: &Text, logprob: Option<f32>| json!({"token": text.string(), "logprob": logprob, "bytes": text.bytes});
+    let one = |text: &Text, logprob: Option<f32>| json!({"token": text.string(), "logprob": logprob.map(real), "bytes": text.bytes});
     let list = entries.into_iter().map(|entry| {
         let mut out = one(&entry.token, entry.logprob);
         out["top_logprobs"] = entry.top.iter().map(|(text, logprob)| one(text, Some(*logprob))).collect();
@@ -215,13 +215,13 @@ pub(crate) fn legacy_logprobs(entries: &[Entry]) -> Value {
         }
         let mut map = Map::new();
         for (text, logprob) in &entry.top {
-            map.entry(text.string()).or_insert_with(|| (*logprob).into());
+            map.entry(text.string()).or_insert_with(|| real(*logprob));
         }
         Value::from(map)
     };
     json!({
         "tokens": entries.iter().map(|e| e.token.string()).collect::<Vec<_>>(),
-        "token_logprobs": entries.iter().map(|e| e.logprob).collect::<Vec<_>>(),
+        "token_logprobs": entries.iter().map(|e| e.logprob.map(real)).collect::<Vec<_>>(),
         "top_logprobs": entries.iter().map(top).collect::<Vec<_>>(),
         "text_offset": entries.iter().map(|e| e.offset).collect::<Vec<_>>(),
     })

@@ -110,6 +110,13 @@ impl ApiError {
         Self::new(400, INVALID, "invalid_value", message)
     }
 
+    /// A form leads to where no text has it, which nobody could see before. Without bans beside it, it alone is at fault.
+    pub(crate) fn dead_end() -> Self {
+        let message = "the form that this request asks for has come to a place behind which no text has it; correct the \
+                       schema or grammar";
+        Self::new(400, INVALID, "invalid_schema", message)
+    }
+
     /// A schema, expression or grammar that cannot be compiled.
     pub(crate) fn invalid_schema(param: &str, message: &str) -> Self {
         Self::new(400, INVALID, "invalid_schema", format!("{param}: {message}")).at(param)

@@ -269,7 +269,10 @@ impl Job {
                 return Outcome::Fail(ApiError::engine("the model produced no finite value; the request cannot go on"));
             }
             Finish::Fault(Fault::Barred) => {
-                return Outcome::Fail(ApiError::contradiction());
+                return Outcome::Fail(match self.params.bans() {
+                    true => ApiError::contradiction(),
+                    false => ApiError::dead_end(),
+                });
             }
             Finish::Fault(Fault::Lost) => return Outcome::Fail(ApiError::stage_lost()),
             _ => {}

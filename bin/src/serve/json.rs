@@ -25,8 +25,10 @@ pub(crate) fn parse_object(body: &[u8]) -> Result<Map<String, Value>, ApiError> 
     let text = std::str::from_utf8(bytes).map_err(|e| {
         ApiError::invalid_json(format!("the body is not valid UTF-8 at byte {}", skipped + e.valid_up_to()))
     })?;
-    let reading = Reading { left: Cell::new(limits::JSON_VALUES), path: RefCell::default() };
+    let reading = Reading { left: Cell::new(limits::JSON_VALUES), depth: Cell::new(0), path: RefCell::default() };
     let mut reader = serde_json::Deserializer::from_str(text);
+    // Its own bound is one less than the one that is promised; `Strict` counts.
+    reader.disable_recursion_limit();
     let value = Strict(&reading).deserialize(&mut reader).and_then(|value| reader.end().map(|()| value));
     match value {
         Ok(Value::Object(map)) => Ok(map),
@@ -43,6 +45,14 @@ pub(crate) fn parse_object(body: &[u8]) -> Result<Map<String, Value>, ApiError> 
             Err(ApiError::invalid_json(format!("invalid JSON at byte {at}: {message}")))
         }
     }
+}
+
+/// A number of the engine with no more digits than it takes to read it back. A cast would show those of the double that
+/// stands for it: 0.8 as 0.800000011920929.
+pub(crate) fn real(x: f32) -> Value {
+    let shortest: f64 = x.to_string().parse().unwrap_or(f64::NAN);
+    // A double between two floats could read back as the other one.
+    if shortest as f32 == x { shortest.into() } else { x.into() }
 }
 
 /// Name of a value's JSON type.
@@ -80,6 +90,8 @@ fn path(steps: &[Step]) -> String {
 struct Reading {
     /// Values that may still come.
     left: Cell<usize>,
+    /// Lists and objects that are open.
+    depth: Cell<usize>,
     /// Where reading failed, innermost first.
     path: RefCell<Vec<Step>>,
 }
@@ -98,6 +110,20 @@ impl Strict<'_> {
     /// Passes a result on and notes where an error came from.
     fn within<T, E>(self, result: Result<T, E>, step: impl FnOnce() -> Step) -> Result<T, E> {
         result.inspect_err(|_| self.0.path.borrow_mut().push(step()))
+    }
+
+    /// A list or an object begins. An error ends the whole reading, so that only a value that is whole is left.
+    fn open<E: de::Error>(self) -> Result<(), E> {
+        let depth = self.0.depth.get() + 1;
+        self.0.depth.set(depth);
+        match depth > limits::JSON_DEPTH {
+            true => Err(E::custom(format!("nested deeper than {}", limits::JSON_DEPTH))),
+            false => Ok(()),
+        }
+    }
+
+    fn close(self) {
+        self.0.depth.set(self.0.depth.get() - 1);
     }
 }
 
@@ -150,14 +176,17 @@ impl<'de> Visitor<'de> for Strict<'_> {
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Value, A::Error> {
+        self.open()?;
         let mut list = Vec::new();
         while let Some(value) = self.within(seq.next_element_seed(self), || Step::Index(list.len()))? {
             list.push(value);
         }
+        self.close();
         Ok(Value::Array(list))
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut access: A) -> Result<Value, A::Error> {
+        self.open()?;
         let mut map = Map::new();
         while let Some(key) = access.next_key::<String>()? {
             if map.contains_key(&key) {
@@ -166,6 +195,7 @@ impl<'de> Visitor<'de> for Strict<'_> {
             let value = self.within(access.next_value_seed(self), || Step::Key(key.clone()))?;
             map.insert(key, value);
         }
+        self.close();
         Ok(Value::Object(map))
     }
 }
@@ -191,8 +221,14 @@ mod tests {
         assert!(refused(b"").contains("at byte 0"));
         assert!(refused(b"{} x").contains("at byte"));
         let nested = |depth: usize| format!("{{\"a\":{}1{}}}", "[".repeat(depth - 1), "]".repeat(depth - 1));
-        assert!(refused(nested(limits::JSON_DEPTH + 1).as_bytes()).contains("recursion"));
-        assert!(parse_object(nested(limits::JSON_DEPTH).as_bytes()).is_ok());
+        assert!(refused(nested(129).as_bytes()).contains("byte 133: nested deeper than 128"));
+        assert!(refused(nested(1_000_000).as_bytes()).contains("nested deeper than 128"));
+        assert!(parse_object(nested(128).as_bytes()).is_ok());
+        let objects = |depth: usize| format!("{}1{}", "{\"a\":".repeat(depth), "}".repeat(depth));
+        assert!(parse_object(objects(128).as_bytes()).is_ok() && parse_object(objects(129).as_bytes()).is_err());
+        // Depth, not number: values beside each other do not add up.
+        let beside = format!("{{\"a\":[{}]}}", vec!["[[{}]]"; 500].join(","));
+        assert!(parse_object(beside.as_bytes()).is_ok());
     }
 
     #[test]
@@ -214,6 +250,23 @@ mod tests {
         // A fault of the JSON itself stays one, wherever it stands.
         assert_eq!(parse_object(br#"{"a":[1,}"#).unwrap_err().code, "invalid_json");
         assert_eq!(parse_object(br#"{"a":1e-999}"#).unwrap()["a"], 0.0);
+    }
+
+    #[test]
+    fn a_number_has_the_digits_that_it_needs() {
+        for (x, text) in [(0.8, "0.8"), (1.0, "1.0"), (-0.1, "-0.1"), (0.0, "0.0"), (1e-9, "1e-9")] {
+            assert_eq!(real(x).to_string(), text);
+        }
+        assert_eq!(real(f32::NAN), Value::Null);
+        assert_eq!(real(f32::NEG_INFINITY), Value::Null);
+        // Every bit pattern of a stride that meets all exponents.
+        for bits in (0..=u32::MAX).step_by(65_521) {
+            let x = f32::from_bits(bits);
+            if x.is_finite() {
+                let back = real(x).as_f64().unwrap();
+                assert_eq!((back as f32).to_bits(), bits, "{back}");
+            }
+        }
     }
 
     #[test]

@@ -70,8 +70,8 @@ pub(crate) const STREAM_HEADERS_TIME: Duration = Duration::from_secs(2);
 pub(crate) const SHUTDOWN_TIME: Duration = Duration::from_secs(30);
 /// Requests, and news of them, that wait between two threads of the server.
 pub(crate) const MESSAGES_WAITING: usize = 4096;
-/// Nesting of a JSON body, itself included: what serde_json lets pass.
-pub(crate) const JSON_DEPTH: usize = 127;
+/// Nesting of a JSON body, itself included.
+pub(crate) const JSON_DEPTH: usize = 128;
 /// Values of a JSON body.
 pub(crate) const JSON_VALUES: usize = 4_000_000;
 /// Messages of a request.
@@ -133,11 +133,11 @@ pub(crate) fn facts(context: usize, slots: usize, bounds: &Bounds) -> Value {
         "header_bytes": bounds.head_bytes,
         "headers": bounds.headers,
         "body_bytes": bounds.body_limit(context),
-        "keep_alive_seconds": bounds.keep_alive_time.as_secs_f32(),
+        "keep_alive_seconds": bounds.keep_alive_time.as_secs_f64(),
         "stream_buffer_bytes": bounds.stream_buffer,
-        "stream_stall_seconds": bounds.stall_time.as_secs_f32(),
-        "queue_seconds": bounds.queue_time.as_secs_f32(),
-        "request_seconds": bounds.request_time.map(|time| time.as_secs_f32()),
+        "stream_stall_seconds": bounds.stall_time.as_secs_f64(),
+        "queue_seconds": bounds.queue_time.as_secs_f64(),
+        "request_seconds": bounds.request_time.map(|time| time.as_secs_f64()),
         "json_depth": JSON_DEPTH,
         "json_values": JSON_VALUES,
         "messages": MESSAGES,

@@ -91,10 +91,17 @@ pub(crate) struct Request {
     pub route: Route,
     pub body: Body,
     pub received: Instant,
-    /// `x-session-id`, echoed.
+    /// `x-session-id`, see [`session`].
     pub session: Option<String>,
     /// Its name, which some errors tell.
     pub id: String,
+}
+
+/// What a client calls its session, as a header can say it again: visible ASCII, at most 128 of it. `None` where nothing is
+/// left.
+pub(crate) fn session(text: &str) -> Option<String> {
+    let visible: String = text.chars().filter(char::is_ascii_graphic).take(128).collect();
+    Some(visible).filter(|text| !text.is_empty())
 }
 
 /// `front` to `text`.

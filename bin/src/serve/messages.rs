@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use engine_io::trace::Turn;
 use serde_json::{Map, Value};
 
-use crate::serve::api::SystemFold;
+use crate::serve::api::Api;
 use crate::serve::conversation::{self, Answers, Call, Message, Normalised, Role};
 use crate::serve::error::{ApiError, quote};
 use crate::serve::fields::Fields;
@@ -16,11 +16,11 @@ use crate::serve::model::Caps;
 ///
 /// # Errors
 /// 400 naming the message and part at fault.
-pub(crate) fn normalise(messages: &[Value], caps: &Caps, fold: SystemFold) -> Result<Normalised, ApiError> {
+pub(crate) fn normalise(messages: &[Value], caps: &Caps, api: &Api) -> Result<Normalised, ApiError> {
     conversation::check_length(messages, "messages")?;
     let read = conversation::objects(messages, "messages").map(|m| m.and_then(|(at, map)| read(&at, map)));
     let read = read.collect::<Result<Vec<_>, _>>()?;
-    conversation::normalise(read, &format!("messages[{}]", messages.len()), caps, fold)
+    conversation::normalise(read, &format!("messages[{}]", messages.len()), caps, api)
 }
 
 /// The messages as turns of a record, in the client's order and as the client sent them; of thoughts that stand apart
@@ -121,6 +121,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::serve::api::{SystemFold, ToolResults};
 
     const STRICT: Caps = Caps {
         chat: true,
@@ -141,8 +142,12 @@ mod tests {
         check_folded(SystemFold::User, messages, expected);
     }
 
-    fn check_folded(fold: SystemFold, messages: Value, expected: &str) {
-        let printed = match normalise(messages.as_array().unwrap(), &STRICT, fold) {
+    fn check_folded(system_fold: SystemFold, messages: Value, expected: &str) {
+        check_of(&Api { system_fold, ..Api::default() }, &STRICT, messages, expected);
+    }
+
+    fn check_of(api: &Api, caps: &Caps, messages: Value, expected: &str) {
+        let printed = match normalise(messages.as_array().unwrap(), caps, api) {
             Ok(n) => n
                 .messages
                 .as_array()
@@ -202,7 +207,7 @@ mod tests {
         check(json!([called(both)]), "invalid_value messages[0].function_call");
         let bad = json!({"function_call": {"name": "f", "arguments": "{"}});
         check(json!([called(bad)]), "invalid_tool_arguments messages[0].function_call.arguments");
-        let parsed = normalise(&[called(json!({}))], &STRICT, SystemFold::User).unwrap();
+        let parsed = normalise(&[called(json!({}))], &STRICT, &Api::default()).unwrap();
         let expected = json!({"id": "f", "type": "function", "function": {"name": "f", "arguments": {"a": 1}}});
         assert_eq!(parsed.messages[0]["tool_calls"], json!([expected]));
     }
@@ -211,7 +216,7 @@ mod tests {
     fn thinking_in_tags_is_split_off_once() {
         let thought = |content: &str| {
             let list = [json!({"role": "user", "content": "u"}), json!({"role": "assistant", "content": content})];
-            let message = normalise(&list, &STRICT, SystemFold::User).unwrap().messages[1].clone();
+            let message = normalise(&list, &STRICT, &Api::default()).unwrap().messages[1].clone();
             let text = |name: &str| message[name].as_str().unwrap().to_owned();
             (text("reasoning_content"), text("content"))
         };
@@ -266,7 +271,9 @@ mod tests {
         // A template that takes them anywhere gets them as they stand, whatever the server says.
         let free = Caps { system_anywhere: true, ..STRICT };
         for fold in [SystemFold::User, SystemFold::First, SystemFold::Reject] {
-            let read = normalise(late.as_array().unwrap(), &free, fold).unwrap().messages;
+            let read = normalise(late.as_array().unwrap(), &free, &Api { system_fold: fold, ..Api::default() })
+                .unwrap()
+                .messages;
             let roles: Vec<&str> = read.as_array().unwrap().iter().map(|m| m["role"].as_str().unwrap()).collect();
             assert_eq!(roles, ["system", "user", "assistant", "system", "user", "system"], "{fold:?}");
         }
@@ -297,22 +304,59 @@ mod tests {
     }
 
     #[test]
+    fn late_and_missing_results_are_mended_where_the_server_does_that() {
+        let result = |id: &str, text: &str| json!({"role": "tool", "tool_call_id": id, "content": text});
+        let said = |role: &str, content: &str| json!({"role": role, "content": content});
+        let lenient = Api { tool_results: ToolResults::Lenient, ..Api::default() };
+        let apart = Caps { alternation: true, ..STRICT };
+        let of = |caps: &Caps, messages: Value, expected: &str| check_of(&lenient, caps, messages, expected);
+        // A user speaks between a call and its result, and another call has none.
+        let late = json!([
+            said("user", "u"),
+            call(&["x", "y", "z"]),
+            result("z", "3"),
+            said("user", "v"),
+            result("x", "1"),
+            said("user", "w"),
+            said("assistant", "a")
+        ]);
+        of(&STRICT, late.clone(), "user:u | assistant: | tool:1 | tool: | tool:3 | user:v | user:w | assistant:a");
+        of(&apart, late.clone(), "user:u | assistant: | tool:1 | tool: | tool:3 | user:v\n\nw | assistant:a");
+        check(late, "missing_tool_result messages[3]");
+        let filled = normalise(&[call(&["x"]), said("user", "u")], &STRICT, &lenient).unwrap().messages;
+        assert_eq!((&filled[1]["role"], &filled[1]["tool_call_id"]), (&json!("tool"), &json!("x")));
+        // Nothing is made up where nothing follows.
+        of(&STRICT, json!([said("user", "u"), call(&["x"])]), "user:u | assistant:");
+        of(&STRICT, json!([call(&["x", "y"]), result("y", "2")]), "assistant: | tool: | tool:2");
+        // What belongs to no call, or to one that was answered, is as wrong as ever.
+        of(
+            &STRICT,
+            json!([call(&["x"]), said("user", "u"), result("q", "")]),
+            "orphan_tool_result messages[2].tool_call_id",
+        );
+        let twice = json!([call(&["x"]), result("x", ""), said("user", "u"), result("x", "")]);
+        of(&STRICT, twice, "duplicate_tool_result messages[3].tool_call_id");
+        let gone = json!([call(&["x"]), said("user", "u"), said("assistant", "a"), result("x", "")]);
+        of(&STRICT, gone, "orphan_tool_result messages[3].tool_call_id");
+    }
+
+    #[test]
     fn results_of_very_many_calls() {
         const COUNT: usize = 16_000;
         let ids: Vec<String> = (0..COUNT).map(|i| format!("c{i}")).collect();
         let mut messages = vec![call(&ids.iter().map(String::as_str).collect::<Vec<_>>())];
         messages.extend(ids.iter().rev().map(|id| json!({"role": "tool", "tool_call_id": id, "content": id})));
-        let normalised = normalise(&messages, &STRICT, SystemFold::User).unwrap();
+        let normalised = normalise(&messages, &STRICT, &Api::default()).unwrap();
         let results = &normalised.messages.as_array().unwrap()[1..];
         assert!(results.iter().map(|m| m["content"].as_str().unwrap()).eq(&ids));
     }
 
     #[test]
     fn arguments_become_mappings() {
-        let parsed = normalise(&[call(&["x"])], &STRICT, SystemFold::User).unwrap();
+        let parsed = normalise(&[call(&["x"])], &STRICT, &Api::default()).unwrap();
         assert_eq!(parsed.messages[0]["tool_calls"][0]["function"]["arguments"], json!({"a": 1}));
         let caps = Caps { string_arguments: true, ..STRICT };
-        let text = normalise(&[call(&["x"])], &caps, SystemFold::User).unwrap();
+        let text = normalise(&[call(&["x"])], &caps, &Api::default()).unwrap();
         assert_eq!(text.messages[0]["tool_calls"][0]["function"]["arguments"], "{\"a\":1}");
         for bad in ["[1]", "{\"a\":1,\"a\":2}", "{", "x"] {
             let message = json!([{"role": "assistant", "tool_calls": [{"id": "x", "function": {"name": "f", "arguments": bad}}]}]);

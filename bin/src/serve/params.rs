@@ -26,6 +26,8 @@ pub(crate) struct Names {
     pub stop_most: Option<usize>,
     /// Options of a stream that are known; where there are none the field has no meaning.
     pub stream_options: &'static [&'static str],
+    /// Its streams have a place for how far the prompt is.
+    pub progress: bool,
 }
 
 /// Of chats and completions.
@@ -34,6 +36,7 @@ pub(crate) const OPENAI: Names = Names {
     stop: "stop",
     stop_most: None,
     stream_options: &["include_usage", "continuous_usage_stats", "include_obfuscation", "include_speculation"],
+    progress: true,
 };
 
 /// What a request may ask for here.
@@ -136,9 +139,17 @@ impl Params {
             priority: body.integer("priority", -100..=100)?.unwrap_or(0) as i8,
             stats: offer.stats,
             timings: body.boolean("timings_per_token")?.unwrap_or(false) && offer.stats && stream,
-            progress: body.boolean("return_progress")?.unwrap_or(false) && stream,
+            progress: offer.names.progress && body.boolean("return_progress")?.unwrap_or(false) && stream,
             echo_logprobs: false,
         })
+    }
+}
+
+impl Params {
+    /// Whether tokens may not come that an answer might need.
+    pub(crate) fn bans(&self) -> bool {
+        let biased = self.sampling.logit_bias.iter().any(|edit| edit.add == f32::NEG_INFINITY);
+        biased || self.stop.ignore_eos || self.stop.min_tokens > 0
     }
 }
 
@@ -414,5 +425,12 @@ mod tests {
         let refused = |body: Value| read(&body, &api, sampling, 1).map(drop).unwrap_err().param.unwrap();
         assert_eq!(refused(json!({"temperature": 3.5})), "temperature");
         assert_eq!(refused(json!({"stop": ["x", "y"]})), "stop");
+        assert_eq!([101, -101].map(|n| refused(json!({"priority": n}))), ["priority"; 2]);
+        // Running usage is usage: who asks for none gets none.
+        let running = |usage: bool| {
+            let options = json!({"include_usage": usage, "continuous_usage_stats": true});
+            read(&json!({"stream": true, "stream_options": options}), &api, sampling, 1).unwrap().continuous_usage
+        };
+        assert!(running(true) && !running(false));
     }
 }

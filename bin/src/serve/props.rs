@@ -4,6 +4,7 @@ use engine::limits::{MTP_TOKENS_MAX, SUFFIX_MAX_DEFAULT, SUFFIX_MIN_DEFAULT};
 use serde_json::{Value, json};
 
 use crate::serve::gguf_text::style_name;
+use crate::serve::json::real;
 use crate::serve::{Bounds, Parts, info, limits};
 
 /// The answer for what is about to be served.
@@ -20,14 +21,14 @@ pub(crate) fn answer(parts: &Parts, bounds: &Bounds) -> Value {
         "default_generation_settings": {
             "n_ctx": info.n_ctx,
             "params": {
-                "temperature": sampling.temperature,
+                "temperature": real(sampling.temperature),
                 "top_k": sampling.top_k,
-                "top_p": sampling.top_p,
-                "min_p": sampling.min_p,
-                "repeat_penalty": sampling.repeat_penalty,
+                "top_p": real(sampling.top_p),
+                "min_p": real(sampling.min_p),
+                "repeat_penalty": real(sampling.repeat_penalty),
                 "repeat_last_n": repeat_last_n,
-                "presence_penalty": sampling.presence_penalty,
-                "frequency_penalty": sampling.frequency_penalty,
+                "presence_penalty": real(sampling.presence_penalty),
+                "frequency_penalty": real(sampling.frequency_penalty),
                 "max_tokens": -1,
                 "min_tokens": 0,
                 "n": 1,

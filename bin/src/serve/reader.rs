@@ -23,7 +23,7 @@ use crate::serve::http::Reply;
 use crate::serve::info::ModelInfo;
 use crate::serve::json;
 use crate::serve::limits;
-use crate::serve::link::{Body, Exchange, Request};
+use crate::serve::link::{self, Body, Exchange, Request};
 use crate::serve::model::{Caps, TextModel, ToolStyle};
 use crate::serve::params::{self, Names, Offer, Params};
 use crate::serve::parts::Shape;
@@ -66,7 +66,7 @@ pub(crate) struct Long {
 pub(crate) struct Work {
     pub exchange: Exchange,
     pub received: Instant,
-    /// `x-session-id`, echoed.
+    /// What its client calls the session that it belongs to, echoed.
     pub session: Option<String>,
     /// Its name.
     pub id: String,
@@ -111,11 +111,22 @@ pub(crate) fn read_long(mut reader: Reader, requests: &Receiver<Long>, done: &Se
     }
 }
 
+/// The session that a body names: the first of the fields for that which is a text. It says where a prompt may be known
+/// already, and changes no answer.
+fn named_session(body: &Map<String, Value>) -> Option<&str> {
+    let user_id = body.get("metadata").and_then(|metadata| metadata.get("user_id"));
+    let named = [body.get("prompt_cache_key"), body.get("session_id"), user_id, body.get("user")];
+    named.into_iter().flatten().find_map(Value::as_str)
+}
+
 impl Reader {
     /// Reads one request; its body is dropped afterwards, unless bodies are kept.
     pub(crate) fn read(&mut self, request: Request) -> Work {
-        let Request { exchange, route, body, received, session, id } = request;
-        let read = json::parse_object(&body).and_then(|body| self.read_body(&route, &body));
+        let Request { exchange, route, body, received, mut session, id } = request;
+        let read = json::parse_object(&body).and_then(|body| {
+            session = session.take().or_else(|| named_session(&body).and_then(link::session));
+            self.read_body(&route, &body)
+        });
         let mut read = read.unwrap_or_else(|error| Read::Answer(Reply::from(&error)));
         if let Read::Ready(ready) = &mut read {
             ready.body = Some(body).filter(|_| self.keep_bodies);
@@ -192,7 +203,7 @@ impl Reader {
             warnings.push("max_tokens_defaulted".to_owned());
         }
         let id = self.random.id("msg_");
-        let marks = Marks::of(fields.string("model")?.unwrap_or(&self.info.id), &read.chat);
+        let marks = Marks::of(&read.chat);
         let compared = |id: Option<String>| id.map_or(Change::None, |id| self.remembered.compare(&id, &marks));
         let change = read.previous.map(compared);
         let writer = Box::new(MessageWriter::new(id.clone(), self.info.id.clone(), read.omits_thinking, change));
@@ -210,7 +221,7 @@ impl Reader {
         let id = self.random.id("resp_");
         let mut writer = ResponseWriter::new(id.clone(), self.info.id.clone(), responses::echo(&fields, &params));
         let Some(chat) = read.chat else { return Ok(Read::Answer(writer.nothing(params.stream))) };
-        let marks = Marks::of(fields.string("model")?.unwrap_or(&self.info.id), &chat);
+        let marks = Marks::of(&chat);
         writer.change = read.previous.map(|id| self.remembered.compare(&id, &marks));
         let ready = self.converse(&chat, params, Dialect::Responses, Box::new(writer))?;
         self.remembered.keep(&id, &marks);

@@ -29,6 +29,7 @@ use serde_json::{Map, Value, json};
 
 use crate::serve::answers::Dialect;
 use crate::serve::api::Api;
+use crate::serve::json;
 use crate::serve::link::Body;
 use crate::serve::metrics::End;
 use crate::serve::model::TextModel;
@@ -144,8 +145,8 @@ impl Line {
     fn session(&self, facts: &Facts) -> Session {
         let Asked { id, dialect, body, prompts, lead, params, choices } = &*self.asked;
         let prompt = &prompts[self.index / params.n];
-        // It was read once, so it can be read.
-        let body: Map<String, Value> = serde_json::from_slice(body).unwrap_or_default();
+        // It was read once, and so it can be read, in the same way.
+        let body = json::parse_object(body).unwrap_or_default();
         let mut settings = settings(params, *dialect, self.index % params.n);
         let mut text = self.written.text.clone();
         // The client got it as part of the answer, or as thinking, and sends it back as that.
@@ -195,19 +196,19 @@ fn prompt_text(body: &Map<String, Value>, index: usize, ids: &[TokenId], facts: 
 /// Sampling, stopping and drafting in effect, under the names of the request's fields; `endpoint` and `choice` beside.
 fn settings(params: &Params, dialect: Dialect, choice: usize) -> Map<String, Value> {
     let s = &params.sampling;
-    let banned = |add: f32| if add == f32::NEG_INFINITY { Value::Bool(false) } else { add.into() };
+    let banned = |add: f32| if add == f32::NEG_INFINITY { Value::Bool(false) } else { json::real(add) };
     let settings = json!({
         "endpoint": dialect.endpoint(),
         "choice": choice,
         "max_tokens": params.max_tokens,
-        "temperature": s.temperature,
+        "temperature": json::real(s.temperature),
         "top_k": s.top_k,
-        "top_p": s.top_p,
-        "min_p": s.min_p,
-        "repeat_penalty": s.repeat_penalty,
+        "top_p": json::real(s.top_p),
+        "min_p": json::real(s.min_p),
+        "repeat_penalty": json::real(s.repeat_penalty),
         "repeat_last_n": if s.repeat_last_n == u32::MAX { -1 } else { i64::from(s.repeat_last_n) },
-        "presence_penalty": s.presence_penalty,
-        "frequency_penalty": s.frequency_penalty,
+        "presence_penalty": json::real(s.presence_penalty),
+        "frequency_penalty": json::real(s.frequency_penalty),
         "logit_bias": s.logit_bias.iter().map(|e| json!([e.token.0, banned(e.add)])).collect::<Vec<_>>(),
         "stop": params.stop_text,
         "stop_token_ids": params.stop.tokens.iter().map(|t| t.0).collect::<Vec<_>>(),

@@ -23,7 +23,6 @@ pub(crate) fn remembered_bytes() -> usize {
 /// What a prompt was made of.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Marks {
-    model: u64,
     system: u64,
     tools: u64,
     /// Variables of the template, and what of old thoughts is kept.
@@ -33,8 +32,9 @@ pub(crate) struct Marks {
 }
 
 impl Marks {
-    /// Of a conversation as the template sees it, so that what has no part in the prompt makes no difference.
-    pub(crate) fn of(model: &str, chat: &Chat) -> Self {
+    /// Of a conversation as the template sees it, so that what has no part in the prompt makes no difference. Neither has the
+    /// name that a request gives the model: there is one here, whatever it is called.
+    pub(crate) fn of(chat: &Chat) -> Self {
         let messages = chat.messages().as_array().map(Vec::as_slice).unwrap_or_default();
         let systemic = |message: &&Value| matches!(message["role"].as_str(), Some("system" | "developer"));
         let lead = messages.iter().take_while(systemic).count();
@@ -46,7 +46,6 @@ impl Marks {
         };
         let tools = chat.tools().map_or(0, |tools| hashed(0, &tools.definitions));
         Self {
-            model: hashed(0, &Value::from(model)),
             system: system.iter().fold(0, hashed),
             tools,
             switches: hashed(0, &chat.switches()),
@@ -78,7 +77,6 @@ fn hashed(before: u64, value: &Value) -> u64 {
 pub(crate) enum Change {
     /// Nowhere: it goes on where the other has ended.
     None,
-    Model,
     System,
     Tools,
     /// What else has a part in the prompt.
@@ -90,7 +88,6 @@ pub(crate) enum Change {
 
 struct Row {
     id: String,
-    model: u64,
     system: u64,
     tools: u64,
     switches: u64,
@@ -110,9 +107,9 @@ impl Remembered {
         if rows.len() == ROWS {
             rows.pop_front();
         }
-        let Marks { model, system, tools, switches, ref messages } = *marks;
+        let Marks { system, tools, switches, ref messages } = *marks;
         let messages = (messages.len(), messages.last().copied().unwrap_or(0));
-        rows.push_back(Row { id: id.to_owned(), model, system, tools, switches, messages });
+        rows.push_back(Row { id: id.to_owned(), system, tools, switches, messages });
     }
 
     /// The first difference between the prompt of an earlier answer and one that comes now.
@@ -122,7 +119,6 @@ impl Remembered {
         let (count, last) = row.messages;
         let goes_on = count == 0 || marks.messages.get(count - 1) == Some(&last);
         for (same, change) in [
-            (row.model == marks.model, Change::Model),
             (row.system == marks.system, Change::System),
             (row.tools == marks.tools, Change::Tools),
             (row.switches == marks.switches, Change::Switches),
@@ -138,10 +134,29 @@ impl Remembered {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
+    use crate::serve::api::Api;
+    use crate::serve::fields::Fields;
+    use crate::serve::model::Caps;
 
     fn marks(n: u64, messages: &[u64]) -> Marks {
-        Marks { model: n, system: 1, tools: 2, switches: 3, messages: messages.to_vec() }
+        Marks { system: n, tools: 2, switches: 3, messages: messages.to_vec() }
+    }
+
+    #[test]
+    fn a_message_counts_with_those_before_it() {
+        let marks = |first: &str| {
+            let said = |role: &str, content: &str| json!({"role": role, "content": content});
+            let body = json!({"messages": [said("user", first), said("assistant", "a"), said("user", "u")]});
+            let fields = Fields::body(body.as_object().unwrap());
+            Marks::of(&Chat::read(&fields, &Caps::default(), &Api::default()).unwrap())
+        };
+        let table = Remembered::default();
+        table.keep("msg_a", &marks("x"));
+        assert_eq!(table.compare("msg_a", &marks("x")), Change::None);
+        assert_eq!(table.compare("msg_a", &marks("y")), Change::Messages);
     }
 
     #[test]
@@ -153,8 +168,8 @@ mod tests {
             (marks(0, &[5, 6, 7, 8]), Change::None),
             (marks(0, &[5]), Change::Messages),
             (marks(0, &[5, 7, 6]), Change::Messages),
-            (marks(9, &[5]), Change::Model),
-            (Marks { system: 9, ..marks(0, &[]) }, Change::System),
+            (marks(9, &[5]), Change::System),
+            (Marks { tools: 9, ..marks(9, &[5, 6]) }, Change::System),
             (Marks { tools: 9, switches: 9, ..marks(0, &[5, 6]) }, Change::Tools),
             (Marks { switches: 9, ..marks(0, &[1]) }, Change::Switches),
         ] {

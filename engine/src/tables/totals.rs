@@ -1,7 +1,9 @@
 //! totals: what the process has done so far, whoever it was for. Written by the world as it runs the systems; read by
 //! [`Gauges`](crate::gauges::Gauges). Only ever grows.
 
+use crate::ids::Slot;
 use crate::step::{Source, StepResult, TrunkWork};
+use crate::tables::counters::Counters;
 use crate::tables::requests::Requests;
 use crate::tick::System;
 
@@ -52,6 +54,9 @@ pub const TIME_BOUNDS_NS: [u64; 22] = {
     ];
     scaled(MICROSECONDS, 1000)
 };
+
+/// MTP drafts of a row that the target has judged before a row of which it took none is told from one with bad luck.
+const JUDGED_MIN: u64 = 8;
 
 /// Upper bounds of the buckets of tokens of a tick; the last bucket has none.
 pub const TICK_TOKEN_BOUNDS: [u64; 10] = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512];
@@ -104,8 +109,12 @@ pub struct Totals {
     pub step: Times,
     /// The same, per token that the later one committed.
     pub inter_token: Times,
+    /// Rows of which no MTP draft was accepted while another's were, see [`Self::watch`].
+    pub mute: u64,
     /// Per slot: when it last committed, and how much it had then.
     seen: Vec<(u64, u32)>,
+    /// Per slot: the generation that was counted as mute last.
+    told: Vec<u32>,
 }
 
 impl Totals {
@@ -120,13 +129,15 @@ impl Totals {
             tick_tokens: TickTokens::default(),
             step: Times::default(),
             inter_token: Times::default(),
+            mute: 0,
             seen: vec![(0, 0); slots],
+            told: vec![0; slots],
         }
     }
 
     /// Bytes of [`Self::new`].
     pub fn bytes_for(slots: usize) -> usize {
-        size_of::<Self>() + slots * size_of::<(u64, u32)>()
+        size_of::<Self>() + slots * (size_of::<(u64, u32)>() + size_of::<u32>())
     }
 
     /// Chains were drafted.
@@ -181,6 +192,30 @@ impl Totals {
         }
         if ran {
             self.tick_tokens.observe(&TICK_TOKEN_BOUNDS, tokens, 1, tokens);
+        }
+    }
+
+    /// Looks for rows of which no MTP draft was ever accepted while more than 30 % of another's were, and tells of each
+    /// once. What such a row says is right, but it drafts for nothing, as it would from hidden rows that are another's.
+    /// Drafts behind a rejected one were not judged and say nothing.
+    pub fn watch(&mut self, requests: &Requests, counters: &Counters) {
+        let judged = |slot: Slot| {
+            let counts = &counters.report[slot.index()].mtp;
+            (counts.accepted, counts.accepted + counts.rejected)
+        };
+        let enough = requests.live.iter().copied().filter(|slot| judged(*slot).1 >= JUDGED_MIN);
+        let accepts = |slot: &Slot| {
+            let (accepted, all) = judged(*slot);
+            10 * accepted > 3 * all
+        };
+        let Some(beside) = enough.clone().find(accepts) else { return };
+        for slot in enough.filter(|slot| judged(*slot).0 == 0) {
+            let generation = requests.generation[slot.index()];
+            if std::mem::replace(&mut self.told[slot.index()], generation) != generation {
+                self.mute += 1;
+                let (request, beside, rejected) = (requests.id(slot), requests.id(beside), judged(slot).1);
+                tracing::warn!(%request, %beside, rejected, "no MTP draft of a request is accepted, and another's are");
+            }
         }
     }
 

@@ -17,6 +17,7 @@ use tempfile::TempDir;
 
 use super::client::{Answer, Client, ask, get, post};
 use super::fake::{Fake, Script, chat};
+use super::fields;
 use super::process::{Running, run};
 use crate::refusals::tiny::{ARCHS, model};
 
@@ -222,6 +223,108 @@ fn a_last_message_of_the_assistant_is_continued_where_that_is_asked_for() {
     let body = json!({"messages": [{"role": "user", "content": "hi"}]});
     let count = |server: &ScriptedServer| ask(server.address(), "/apply-template", &body).json();
     assert_eq!(count(&prefill), count(&plain));
+}
+
+#[test]
+fn a_strict_server_knows_every_field_of_the_contract() {
+    let server = scripted(&["--strict-params"]);
+    let own = [
+        ("/v1/chat/completions", fields::CHAT),
+        ("/v1/completions", fields::COMPLETIONS),
+        ("/v1/messages", fields::MESSAGES),
+        ("/v1/responses", fields::RESPONSES),
+    ];
+    for (path, own) in own {
+        for name in fields::SAMPLING.split_whitespace().chain(own.split_whitespace()) {
+            // Whatever else becomes of it. What is no field of a body is not read far.
+            let answer = ask(server.address(), path, &json!({name: "x"}));
+            assert!(!answer.text().contains("unknown_parameter"), "{path}: {}", answer.text());
+        }
+        assert_eq!(refusal(&ask(server.address(), path, &json!({"made_up": 1}))).1, "unknown_parameter");
+    }
+}
+
+#[test]
+fn results_that_are_late_or_missing_are_refused_unless_the_flag_says_otherwise() {
+    let call = |id: &str| json!({"id": id, "type": "function", "function": {"name": "f", "arguments": "{}"}});
+    let messages = json!([{"role": "user", "content": "hi"}, {"role": "assistant", "tool_calls": [call("x"), call("y")]},
+        {"role": "user", "content": "wait"}, {"role": "tool", "tool_call_id": "y", "content": "late"}]);
+    let chat = json!({"messages": messages});
+    let answer = ask(scripted(&[]).address(), "/apply-template", &chat);
+    assert_eq!(refusal(&answer), told(400, "missing_tool_result", "messages[2]"));
+    let server = scripted(&["--tool-results", "lenient"]);
+    let answer = ask(server.address(), "/apply-template", &chat).json();
+    let prompt = answer["prompt"].as_str().unwrap();
+    let results = "<tool_response>\n\n</tool_response>\n<tool_response>\nlate\n</tool_response>";
+    assert!(prompt.contains(&format!("{results}<|im_end|>\n<|im_start|>user\nwait<|im_end|>")), "{prompt}");
+    // The other dialects have the same conversations.
+    let items = json!([{"role": "user", "content": "hi"}, {"type": "function_call", "call_id": "x", "name": "f", "arguments": "{}"},
+        {"role": "user", "content": "wait"}]);
+    let used = json!([{"role": "user", "content": "hi"}, {"role": "assistant", "content": [{"type": "tool_use", "id": "x",
+        "name": "f", "input": {}}]}, {"role": "user", "content": "wait"}]);
+    for (path, body) in [("/v1/responses", json!({"input": items})), ("/v1/messages", json!({"messages": used}))] {
+        let refused = ask(scripted(&[]).address(), path, &body);
+        assert!(refused.text().contains("missing_tool_result"), "{path}: {}", refused.text());
+        assert_eq!(ask(server.address(), path, &body).status, 200, "{path}");
+    }
+}
+
+#[test]
+fn a_session_has_the_first_name_that_is_given_for_it() {
+    let server = scripted(&[]);
+    let named = |path: &str, header: &str, body: Value| {
+        let mut client = Client::connect(server.address());
+        let body = body.to_string();
+        client.send(format!("POST {path} HTTP/1.1\r\nHost: h\r\n{header}Content-Length: {}\r\n\r\n{body}", body.len()));
+        let answer = client.answer();
+        assert_eq!(answer.status, 200, "{}", answer.text());
+        answer.header("x-engine-session").map(str::to_owned)
+    };
+    let all =
+        json!({"prompt_cache_key": "key", "session_id": "id", "metadata": {"user_id": "metadata"}, "user": "user"});
+    let generation = ["/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"];
+    for (path, body) in bodies(&json!({})).into_iter().filter(|(path, _)| generation.contains(path)) {
+        let without = |names: &[&str]| {
+            let mut body = body.clone();
+            let given = all.as_object().unwrap().iter().filter(|(name, _)| !names.contains(&name.as_str()));
+            body.as_object_mut().unwrap().extend(given.map(|(name, value)| (name.clone(), value.clone())));
+            body
+        };
+        let some = |name: &str| Some(name.to_owned());
+        assert_eq!(named(path, "x-session-id: header\r\n", without(&[])), some("header"), "{path}");
+        assert_eq!(named(path, "", without(&[])), some("key"));
+        assert_eq!(named(path, "", without(&["prompt_cache_key"])), some("id"));
+        assert_eq!(named(path, "", without(&["prompt_cache_key", "session_id"])), some("metadata"));
+        assert_eq!(named(path, "", without(&["prompt_cache_key", "session_id", "metadata"])), some("user"));
+        assert_eq!(named(path, "", body.clone()), None);
+        // As a header can say it.
+        let mut odd = body.clone();
+        odd["prompt_cache_key"] = json!(format!("a\r\nSet-Cookie: \u{e9}{}", "b".repeat(500)));
+        let told = named(path, "", odd.clone()).unwrap();
+        assert!(told.starts_with("aSet-Cookie:bbb") && told.len() == 128, "{told}");
+        odd["stream"] = json!(true);
+        assert_eq!(named(path, "", odd).unwrap(), told, "{path}: of a stream");
+    }
+}
+
+#[test]
+fn numbers_are_told_with_the_digits_that_were_given() {
+    let sampling = "{\"temperature\": 0.8, \"top_p\": 0.95}";
+    let flags = ["--ctx-size", "256", "--default-sampling", sampling, "--http-keepalive", "0.1"];
+    let server = Running::start_with(&flags, Stdio::null());
+    let props = look(server.address, "/props").text();
+    for told in ["\"temperature\":0.8,", "\"top_p\":0.95,", "\"keep_alive_seconds\":0.1,", "\"min_p\":0.0,"] {
+        assert!(props.contains(told), "no {told} in {props}");
+    }
+    let body = json!({"prompt": "x", "max_tokens": 3, "logprobs": 1});
+    let answer = ask(server.address, "/v1/completions", &body).json();
+    for logprob in answer["choices"][0]["logprobs"]["token_logprobs"].as_array().unwrap() {
+        let digits = logprob.to_string();
+        let value = logprob.as_f64().unwrap() as f32;
+        assert_eq!(digits.parse::<f64>().unwrap(), value.to_string().parse::<f64>().unwrap(), "{digits}");
+    }
+    let response = ask(server.address, "/v1/responses", &json!({"input": "x", "max_output_tokens": 1}));
+    assert!(response.text().contains("\"temperature\":0.8,"), "{}", response.text());
 }
 
 #[test]

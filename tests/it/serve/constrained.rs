@@ -188,6 +188,18 @@ fn an_answer_of_a_form_ends_with_the_form() {
         answer.text()
     );
     assert!(answer.text().contains("leave no token"), "{}", answer.text());
+    // Nor where a grammar leads to what no text has, and then it is the grammar's fault alone.
+    let grammar = json!({"type": "grammar", "syntax": "lark", "grammar": "start: \"a\" X\nX: /[a]/ & /[b]/"});
+    for stream in [false, true] {
+        let body =
+            json!({"messages": [{"role": "user", "content": "x"}], "response_format": grammar, "stream": stream});
+        let answer = ask(address, "/v1/chat/completions", &body);
+        assert!(
+            answer.text().contains("invalid_schema") && answer.text().contains("no text has it"),
+            "{}",
+            answer.text()
+        );
+    }
 }
 
 #[test]
@@ -195,6 +207,11 @@ fn what_cannot_be_held_to_is_refused_and_harms_nobody() {
     let address = shared();
     let schema = |schema: Value| json!({"response_format": {"type": "json_schema", "json_schema": {"schema": schema}}});
     let path = "response_format.json_schema.schema";
+    let custom = |grammar: &str| {
+        let grammar = json!({"syntax": "lark", "definition": grammar});
+        let custom = json!({"name": "note", "format": {"type": "grammar", "grammar": grammar}});
+        json!({"tools": [{"type": "custom", "custom": custom}]})
+    };
     for (more, code, param, message) in [
         (schema(json!({"properties": {"a": {"pattern": "(["}}})), "invalid_schema", path, "/properties/a/pattern"),
         (schema(json!({"not": {}})), "invalid_schema", path, "/not"),
@@ -208,6 +225,13 @@ fn what_cannot_be_held_to_is_refused_and_harms_nobody() {
         (schema(json!({"minLength": 3, "maxLength": 1})), "invalid_schema", path, "/minLength"),
         (json!({"grammar": "root ::= x"}), "invalid_schema", "grammar", "the rule x"),
         (json!({"regex": "("}), "invalid_schema", "regex", "regex: "),
+        (
+            custom("start: X\nX: /[a]/ & /[b]/"),
+            "invalid_schema",
+            "tools[0].custom.format.grammar.definition",
+            "no text",
+        ),
+        (custom("start: nobody"), "invalid_schema", "tools[0].custom.format.grammar.definition", "nobody"),
         (json!({"regex": "a".repeat(1 << 21)}), "schema_too_complex", "regex", "1048576"),
         (json!({"regex": "a", "guided_choice": ["b"]}), "invalid_value", "regex", "guided_choice"),
         (

@@ -1,6 +1,7 @@
 //! Where the program listens and what its flags make of the front, as a process.
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -173,11 +174,51 @@ fn the_environment_gives_flags_that_the_line_does_not() {
     assert_eq!(code, Some(0), "{error}");
     let row = |name: &str, value: &str| out.lines().any(|line| line == format!("{name:<35}{value}"));
     assert!(row("prompt", "199 tokens") && row("choices that run", "3"), "{out}");
-    let (code, _, error) = serve(&[("ENGINE_ARG_PARALLEL", "lots")], &["--limits"]);
-    assert!(code == Some(2) && error.contains("--parallel"), "{code:?} {error}");
-    // A name that stands for nothing is no setting that is quietly left out.
-    let (code, _, error) = serve(&[("ENGINE_ARG_CONTEXT", "300")], &["--limits"]);
-    assert!(code == Some(2) && error.contains("ENGINE_ARG_CONTEXT"), "{code:?} {error}");
+    // What is wrong is told by the flag and by the variable that gave it, whoever finds it.
+    for (variables, flags, named) in [
+        (&[("ENGINE_ARG_PARALLEL", "lots")][..], &[][..], &["--parallel"][..]),
+        (&[("ENGINE_ARG_NO_MMAP", "perhaps")], &[], &["--no-mmap"]),
+        (&[("ENGINE_ARG_WINDOW_MIN", "9")], &["--window-max", "8"], &["--window-min"]),
+        (&[("ENGINE_ARG_DEFAULT_SAMPLING", "{\"heat\": 1}")], &[], &["--default-sampling"]),
+        (&[("ENGINE_ARG_LISTEN", "127.0.0.1:0")], &[], &["--listen", "--stage"]),
+        (&[("ENGINE_ARG_MODEL", "no/such.gguf")], &[], &["no/such.gguf"]),
+        (&[("ENGINE_ARG_API_KEY", "")], &[], &["--api-key"]),
+        (&[("ENGINE_API_KEY", "")], &[], &["--api-key"]),
+        (&[("ENGINE_API_KEY", "a"), ("ENGINE_ARG_API_KEY", "b")], &[], &["--api-key"]),
+        // A name that stands for nothing is no setting that is quietly left out.
+        (&[("ENGINE_ARG_CONTEXT", "300")], &[], &["no flag --context"]),
+        // Two variables exclude each other as two flags do.
+        (
+            &[("ENGINE_ARG_CHAT_TEMPLATE", "a"), ("ENGINE_ARG_CHAT_TEMPLATE_FILE", "b")],
+            &[],
+            &["--chat-template ", "--chat-template-file "],
+        ),
+    ] {
+        let (code, _, error) = serve(variables, &[&["--limits"], flags].concat());
+        let all = variables.iter().map(|(name, _)| name).chain(named);
+        assert!(matches!(code, Some(2 | 3)), "{variables:?}: {code:?} {error}");
+        for name in all.filter(|name| **name != "ENGINE_ARG_MODEL") {
+            assert!(error.contains(name), "{variables:?}: no {name} in {error}");
+        }
+    }
+    // What the line has is not told to come from there.
+    let (_, _, error) = serve(&[("ENGINE_ARG_PARALLEL", "2")], &["--parallel", "lots"]);
+    assert!(!error.contains("ENGINE_ARG"), "{error}");
+    // A flag of the line goes before a variable that it excludes, whichever of the two names the other.
+    for (variable, flags) in [
+        ("ENGINE_ARG_CHAT_TEMPLATE", &["--chat-template-file", "x"][..]),
+        ("ENGINE_ARG_CHAT_TEMPLATE_FILE", &["--chat-template", "x"]),
+        ("ENGINE_ARG_LISTEN", &["--stage", "0/2", "--peer", "127.0.0.1:1"]),
+        ("ENGINE_ARG_PEER", &["--stage", "1/2", "--listen", "127.0.0.1:0"]),
+    ] {
+        let (code, _, error) = serve(&[(variable, "127.0.0.1:1")], &[&["--limits"], flags].concat());
+        assert_eq!(code, Some(0), "{variable}: {error}");
+    }
+    assert_eq!(serve(&[("ENGINE_ARG_API_KEY", "sesame")], &["--limits"]).0, Some(0));
+    let odd = std::ffi::OsStr::from_bytes(b"a\xff");
+    let output = Command::new(program("engine-serve")).arg("--limits").env("ENGINE_ARG_ALIAS", odd).output().unwrap();
+    let error = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.code() == Some(2) && error.contains("--alias is taken from ENGINE_ARG_ALIAS"), "{error}");
 }
 
 #[test]

@@ -79,6 +79,7 @@ const OWN: &[Family] = &[
     ("engine_spec_window_width", HISTOGRAM, NONE),
     ("engine_spec_accept_length", HISTOGRAM, NONE),
     ("engine_spec_turned_down_total", COUNTER, &[("reason", &["cost"])]),
+    ("engine_spec_mute_rows_total", COUNTER, NONE),
     ("engine_spec_clamps_total", COUNTER, &[("reason", &["server_limit", "head_limit", "range", "unavailable"])]),
     ("engine_suffix_lookups_total", COUNTER, &[("result", &["hit", "miss", "skipped"])]),
     ("engine_suffix_seconds_total", COUNTER, &[("op", &["lookup", "extend"])]),

@@ -30,7 +30,7 @@ fn told(path: &str, answer: &Answer) -> (Option<String>, Option<String>) {
     (code.as_str().map(str::to_owned), param.as_str().map(str::to_owned))
 }
 
-const SAMPLING: &str = "model stream min_tokens temperature top_p top_k min_p seed stop_token_ids \
+pub const SAMPLING: &str = "model stream min_tokens temperature top_p top_k min_p seed stop_token_ids \
     include_stop_str_in_output ignore_eos frequency_penalty presence_penalty repeat_penalty repetition_penalty \
     repeat_last_n logit_bias speculative grammar json_schema structured_outputs guided_json guided_regex guided_choice \
     guided_grammar regex ebnf cache_prompt cache_salt sse_ping_interval typical_p typ_p top_n_sigma xtc_probability \
@@ -38,20 +38,22 @@ const SAMPLING: &str = "model stream min_tokens temperature top_p top_k min_p se
     post_sampling_probs n_probs bad_words allowed_token_ids chat_template documents mm_processor_kwargs \
     media_io_kwargs truncate_prompt_tokens id_slot n_keep n_discard n_cache_reuse t_max_predict_ms n_indent priority \
     prediction modalities audio web_search_options lora use_beam_search length_penalty watermarking";
-const CHAT: &str = "stream_options max_completion_tokens max_tokens n_predict n stop logprobs top_logprobs \
+pub const CHAT: &str = "stream_options max_completion_tokens max_tokens n_predict n stop logprobs top_logprobs \
     response_format tools tool_choice parallel_tool_calls functions function_call reasoning_effort reasoning \
     thinking_budget thinking_budget_tokens reasoning_budget_tokens thinking_token_budget reasoning_format \
     include_reasoning chat_template_kwargs enable_thinking add_generation_prompt continue_final_message return_tokens \
     return_token_ids return_progress timings_per_token user metadata store service_tier safety_identifier \
     prompt_cache_key prompt_cache_retention prompt_cache_options verbosity moderation best_of";
-const COMPLETIONS: &str = "stream_options max_tokens n best_of echo logprobs suffix stop tools messages tool_choice \
+pub const COMPLETIONS: &str = "stream_options max_tokens n best_of echo logprobs suffix stop tools messages tool_choice \
     parse_special add_special_tokens reasoning_effort user";
-const MESSAGES: &str = "max_tokens system stop_sequences tools tool_choice thinking output_config diagnostics metadata \
+pub const MESSAGES: &str = "max_tokens system stop_sequences tools tool_choice thinking output_config diagnostics metadata \
     cache_control service_tier speed container inference_geo user_profile_id workspace_id context_management betas \
     mcp_servers chat_template_kwargs";
-const RESPONSES: &str = "instructions max_output_tokens top_logprobs stop text reasoning tools tool_choice \
+pub const RESPONSES: &str = "instructions max_output_tokens top_logprobs stop text reasoning tools tool_choice \
     parallel_tool_calls include stream_options store previous_response_id conversation prompt background \
-    context_management truncation max_tool_calls metadata user prompt_cache_key service_tier safety_identifier";
+    context_management truncation max_tool_calls metadata user prompt_cache_key prompt_cache_retention \
+    prompt_cache_options service_tier safety_identifier image moderation access_programs background_options \
+    return_tokens return_token_ids return_progress timings_per_token";
 
 #[test]
 fn null_is_absent_in_every_field_of_every_endpoint() {

@@ -313,6 +313,37 @@ fn who_keeps_silent_does_not_keep_others_from_asking_whether_the_server_lives() 
 }
 
 #[test]
+fn a_body_that_never_comes_keeps_no_place_of_those_who_ask_whether_the_server_lives() {
+    let hour = Duration::from_secs(3600);
+    let bounds = Bounds { connections: 1, reserved_time: hour, drain_time: hour, ..Bounds::default() };
+    let fake = Fake::bounded(bounds, hello);
+    let mut first = Client::connect(fake.address());
+    first.send(get("/health"));
+    assert_eq!(first.answer().status, 200);
+    let mut silent: Vec<Client> = (0..16).map(|_| Client::connect(fake.address())).collect();
+    for (i, client) in silent.iter_mut().enumerate() {
+        let body = if i % 2 == 0 { "Content-Length: 5" } else { "Transfer-Encoding: chunked" };
+        client.send(format!("GET /livez HTTP/1.1\r\nHost: h\r\n{body}\r\n\r\n"));
+        let answer = client.answer();
+        assert_eq!((answer.status, answer.header("connection")), (200, Some("close")));
+    }
+    let end = std::time::Instant::now() + super::client::DEADLINE;
+    loop {
+        let mut client = Client::connect(fake.address());
+        let _ = client.stream.write_all(get("/livez").as_bytes());
+        if client.answer().status == 200 {
+            break;
+        }
+        assert!(std::time::Instant::now() < end, "/livez is out of reach");
+    }
+    // Whoever has a place of his own may send what he has announced.
+    first.send("GET /livez HTTP/1.1\r\nHost: h\r\nContent-Length: 5\r\n\r\n");
+    assert_eq!(first.answer().header("connection"), Some("keep-alive"));
+    first.send(format!("hello{}", get("/livez")));
+    assert_eq!(first.answer().status, 200);
+}
+
+#[test]
 fn connections_past_the_maximum_are_told_so() {
     let reserved_time = Duration::from_secs(60);
     let fake = Fake::bounded(Bounds { connections: 2, reserved_time, ..Bounds::default() }, hello);

@@ -201,6 +201,77 @@ fn a_second_signal_does_not_wait() {
 }
 
 #[test]
+fn every_answer_of_a_drain_closes_its_connection() {
+    let running = Running::start(&["--ctx-size", "4096", "--parallel", "1"]);
+    // Nobody reads it: the one slot stays taken.
+    let body = json!({"prompt": "def ", "max_tokens": 4000, "ignore_eos": true, "stream": true, "logprobs": 20});
+    let mut endless = Client::connect(running.address);
+    endless.send(post("/v1/completions", &body.to_string()));
+    endless.head();
+    let mut queued = Client::connect(running.address);
+    queued.send(post("/v1/completions", &json!({"prompt": "x"}).to_string()));
+    let mut kept = Client::connect(running.address);
+    let mut metrics = || {
+        kept.send(super::client::get("/metrics"));
+        kept.answer()
+    };
+    let deadline = Instant::now() + DEADLINE;
+    while !metrics().text().contains("\nengine_requests_waiting 1\n") {
+        assert!(Instant::now() < deadline);
+    }
+    assert_eq!(metrics().header("connection"), Some("keep-alive"));
+    running.signal("-TERM");
+    let answer = queued.answer();
+    let code = answer.json()["error"]["code"].clone();
+    assert_eq!((answer.status, code.as_str(), answer.header("connection")), (503, Some("draining"), Some("close")));
+    queued.expect_end();
+    let answer = metrics();
+    assert_eq!((answer.status, answer.header("connection")), (200, Some("close")));
+    kept.expect_end();
+}
+
+/// Memory of a process that is no file's, in KiB.
+fn anonymous_kib(process: u32) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{process}/status")).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).expect("a line of Linux");
+    line.trim().strip_suffix(" kB").unwrap().parse().unwrap()
+}
+
+/// Two choices of some 28 000 tokens, each event of which has a kilobyte or two: whoever made them for a client that does
+/// not read would hold a hundred megabytes.
+#[test]
+fn a_stream_that_nobody_reads_takes_no_more_memory_than_its_buffer() {
+    let running = Running::start(&["--ctx-size", "30000", "--parallel", "3"]);
+    let body = |tokens: usize, stream: bool| json!({"prompt": "def ", "max_tokens": tokens, "ignore_eos": true, "stream": stream, "n": 2, "logprobs": 20});
+    // What the first answer takes is there for all.
+    assert_eq!(ask(running.address, "/v1/completions", &body(200, false)).status, 200);
+    let before = anonymous_kib(running.child.id());
+    let mut client = Client::connect(running.address);
+    client.send(post("/v1/completions", &body(28_000, true).to_string()));
+    client.head();
+    let metrics = || {
+        let mut client = Client::connect(running.address);
+        client.send(super::client::get("/metrics"));
+        client.answer().text()
+    };
+    // Until both wait for their reader, or, where nobody does, are done.
+    let deadline = Instant::now() + DEADLINE;
+    let over =
+        |page: &str| ["engine_requests_stalled 2", "engine_requests_running 0"].iter().any(|line| page.contains(line));
+    while !over(&metrics()) {
+        assert!(Instant::now() < deadline, "{}", metrics());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    for _ in 0..20 {
+        let body = json!({"prompt": "x", "max_tokens": 8});
+        assert_eq!(ask(running.address, "/v1/completions", &body).status, 200);
+    }
+    let grown = anonymous_kib(running.child.id()).saturating_sub(before);
+    println!("RSS {before} grown {grown}");
+    assert!(grown < 64 * 1024, "{grown} KiB more than {before}");
+}
+
+#[test]
 fn keys_are_read_again_on_sighup() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("keys");

@@ -31,6 +31,33 @@ fn numbers(text: &str, end: bool) -> Vec<u32> {
     ids(text).into_iter().map(|t| t.0).chain(end.then_some(END.0)).collect()
 }
 
+/// Whatever of JSON the server reads, its record reads too, and numbers stand there as they were given.
+#[test]
+fn a_record_is_of_the_body_that_was_read() {
+    let folder = tempfile::tempdir().unwrap();
+    let fake = Fake::recording(folder.path(), hello);
+    let deep = format!("{}1{}", "[".repeat(127), "]".repeat(127));
+    let messages = chat("hi")["messages"].to_string();
+    let bodies = [
+        format!("\u{feff}{{\"messages\":{messages},\"temperature\":0.8,\"logit_bias\":[[5,0.1]]}}"),
+        format!("{{\"messages\":{messages},\"metadata\":{deep}}}"),
+    ];
+    for body in &bodies {
+        let mut client = Client::connect(fake.address());
+        client.send(post("/v1/chat/completions", body));
+        let answer = client.answer();
+        assert_eq!(answer.status, 200, "{}", answer.text());
+    }
+    fake.end();
+    let sessions = sessions(folder.path());
+    assert_eq!(sessions.len(), 2);
+    for session in &sessions {
+        assert_eq!((session.turns[0].role, session.turns[0].text.as_str()), (Role::User, "hi"));
+    }
+    let settings = sessions[0].request(1).unwrap().settings.as_ref().unwrap().clone();
+    assert_eq!((&settings["temperature"], &settings["logit_bias"]), (&json!(0.8), &json!([[5, 0.1]])));
+}
+
 #[test]
 fn every_choice_is_a_line() {
     let folder = tempfile::tempdir().unwrap();

@@ -129,10 +129,17 @@ fn progress_of_the_prompt_comes_before_anything_else() {
         assert_eq!(last["cache"].as_u64().unwrap() > 0, cached, "{progress:?}");
         assert!(progress.iter().all(|p| p["cache"].as_u64() <= p["processed"].as_u64() || p == &progress[0]));
     }
+    // Where its chunks have no place it has no effect, and the answer says so.
     for (path, body) in &dialects()[2..] {
-        let answer = ask(chunked(), path, &with(body, json!({"return_progress": true})));
-        assert_eq!(answer.status, 400, "{path}");
-        assert!(answer.text().contains("return_progress"));
+        for stream in [false, true] {
+            let answer = ask(chunked(), path, &with(body, json!({"return_progress": true, "stream": stream})));
+            assert_eq!(
+                (answer.status, answer.header("x-engine-ignored-params")),
+                (200, Some("return_progress")),
+                "{path}"
+            );
+            assert!(!answer.text().contains("prompt_progress"), "{path}: {}", answer.text());
+        }
     }
 }
 

@@ -266,7 +266,6 @@ fn diagnostics(change: Change, missed: &Value) -> Value {
         Change::Unknown => json!({"type": "previous_message_not_found"}),
         // Of what else has a part in the prompt the API has no word.
         Change::Switches => json!({"type": "unavailable"}),
-        Change::Model => json!({"type": "model_changed", "cache_missed_input_tokens": missed}),
         Change::System => json!({"type": "system_changed", "cache_missed_input_tokens": missed}),
         Change::Tools => json!({"type": "tools_changed", "cache_missed_input_tokens": missed}),
         Change::Messages => json!({"type": "messages_changed", "cache_missed_input_tokens": missed}),

@@ -379,7 +379,6 @@ fn diagnostics(change: Change, counts: Counts) -> Value {
     let reason = match change {
         Change::None => return json!({"type": "cache_hit"}),
         Change::Unknown => return json!({"type": "comparison_response_not_found"}),
-        Change::Model => "model_changed",
         Change::Tools => "tools_changed",
         Change::Switches => "reasoning_effort_changed",
         // Instructions are a part of the input.

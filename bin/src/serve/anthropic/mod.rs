@@ -17,7 +17,7 @@ use crate::serve::limits;
 use crate::serve::model::{Caps, ToolStyle};
 use crate::serve::params::Names;
 use crate::serve::schema::Class::{self, Honoured, Noted, Refused};
-use crate::serve::schema::{always, filled, never, not_one, plain_tier, truthy};
+use crate::serve::schema::{always, filled, never, not_one, plain_tier};
 use crate::serve::tools::{self, Listed, Paths, ToolChoice, Tools};
 
 /// How the fields that all dialects have are called here.
@@ -26,6 +26,7 @@ pub(crate) const NAMES: Names = Names {
     stop: "stop_sequences",
     stop_most: Some(limits::STOP_SEQUENCES),
     stream_options: &[],
+    progress: false,
 };
 
 const WORDS: Words = Words { messages: "messages", call_id: "toolu_" };
@@ -39,8 +40,6 @@ pub(crate) const FIELDS: &[(&str, Class)] = &[
     ("system", Honoured),
     ("stop_sequences", Honoured),
     ("tools", Honoured),
-    // Its chunks have no place among the events of this dialect.
-    ("return_progress", Refused(truthy)),
     ("tool_choice", Honoured),
     ("thinking", Honoured),
     ("thread", Honoured),
@@ -57,6 +56,10 @@ pub(crate) const FIELDS: &[(&str, Class)] = &[
     ("cache_control", Noted(never)),
     ("context_management", Noted(never)),
     ("betas", Noted(never)),
+    ("speed", Noted(never)),
+    ("inference_geo", Noted(never)),
+    ("user_profile_id", Noted(never)),
+    ("workspace_id", Noted(never)),
 ];
 
 /// A request of this dialect.
@@ -88,7 +91,7 @@ pub(crate) fn read(body: &Fields<'_, '_>, caps: &Caps, api: &Api) -> Result<Read
     if stripped {
         warnings.push("billing_line_stripped".to_owned());
     }
-    let normalised = conversation::normalise(messages, &format!("messages[{}]", list.len()), caps, api.system_fold)?;
+    let normalised = conversation::normalise(messages, &format!("messages[{}]", list.len()), caps, api)?;
     let mut tools = read_tools(body, api.hosted_tools)?;
     warnings.extend(tools.dropped.drain(..).map(|kind| format!("tools_dropped:{kind}")));
     let tools = tools::offered(tools, caps)?;

@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use engine_io::text::ToolStyle;
-use llguidance::api::GrammarWithLexer;
+use llguidance::api::{GrammarWithLexer, TopLevelGrammar};
 use serde_json::{Map, Value, json};
 
 use super::format::Form;
@@ -110,6 +110,20 @@ pub(super) fn body(tools: &[Callable<'_>], style: ToolStyle, single: bool) -> Op
     }
     let _ = writeln!(out, "call: {}", alternatives.join("\n    | "));
     Some(out)
+}
+
+/// The texts among a tool's arguments in the XML style that a form of their own is asked of, which none may have: each as a
+/// grammar of its own.
+pub(super) fn texts(tool: &Callable<'_>) -> Vec<TopLevelGrammar> {
+    let alone = |rule: String| TopLevelGrammar::from_lark(format!("start: v\n{rule}\ntext[suffix={END}]: /(?s:.*)/\n"));
+    if let Some(text) = &tool.text {
+        let mut grammar = alone(text.rule("v", 0));
+        grammar.grammars.extend(text.grammar(0));
+        return vec![grammar];
+    }
+    let properties = tool.schema.get("properties").and_then(Value::as_object).into_iter().flatten();
+    let patterned = properties.filter(|(_, schema)| resolve(schema, &tool.schema, 8).contains_key("pattern"));
+    patterned.map(|(_, schema)| alone(value("v", schema, &tool.schema))).collect()
 }
 
 /// A text as a literal of Lark.

@@ -65,6 +65,8 @@ impl Kept {
 
     #[cfg(test)]
     pub(super) fn size(&self) -> (usize, usize) {
+        let bytes: usize = self.rows.iter().map(|(_, compiled)| compiled.bytes).sum();
+        assert_eq!(self.bytes, bytes, "what went is not counted any more");
         (self.rows.len(), self.bytes)
     }
 }

@@ -288,12 +288,15 @@ fn compile_form(format: &Format, vocabulary: &Vocabulary, deadline: &Deadline) -
     };
     deadline.check(&format.param)?;
     // What can never begin is as good as what cannot be compiled.
-    match parser.clone().compute_mask() {
-        Ok(mask) if !mask.is_zero() => Ok(()),
-        _ if parser.is_accepting() => Ok(()),
-        _ => Err(flaw(String::from("no text has this form"))),
-    }?;
-    Ok(parser)
+    if begins(&mut parser) { Ok(parser) } else { Err(flaw(String::from(EMPTY))) }
+}
+
+/// What is wrong with a form that nothing has.
+const EMPTY: &str = "no text has this form";
+
+/// Whether a text of a grammar could begin, or be empty.
+fn begins(parser: &mut TokenParser) -> bool {
+    parser.clone().compute_mask().is_ok_and(|mask| !mask.is_zero()) || parser.is_accepting()
 }
 
 /// Rules and body grammar of calls; `None` where calls are as free as any text.
@@ -334,7 +337,8 @@ fn compile_calls(
         let text = text.map_err(|message| refuse(&schema_param(), flaw(message)))?;
         let (schema, mut widened) = calls::arguments(tool, strictness).map_err(|f| refuse(&schema_param(), f))?;
         let mut callable = Callable { name: &tool.name, schema, text };
-        if let Err(message) = compile_body(std::slice::from_ref(&callable), wanted.style, true, vocabulary) {
+        let alone = compile_body(std::slice::from_ref(&callable), wanted.style, true, vocabulary).map(drop);
+        if let Err(message) = alone.and_then(|()| check_texts(&callable, wanted.style, vocabulary)) {
             if callable.text.is_some() {
                 return Err(refuse(&schema_param(), flaw(message)));
             }
@@ -357,6 +361,20 @@ fn compile_calls(
     let body = compile_body(&list, wanted.style, tools.single, vocabulary).map_err(flaw)?;
     deadline.check("tools")?;
     Ok(Some((rules, Some(body))))
+}
+
+/// Refuses a tool whose calls would come to a text that none can be.
+///
+/// # Errors
+/// That it is so.
+fn check_texts(tool: &Callable<'_>, style: ToolStyle, vocabulary: &Vocabulary) -> Result<(), String> {
+    if style != ToolStyle::Xml {
+        return Ok(());
+    }
+    calls::texts(tool).into_iter().try_for_each(|grammar| match begins(&mut vocabulary.parser(grammar)?) {
+        true => Ok(()),
+        false => Err(String::from(EMPTY)),
+    })
 }
 
 fn compile_body(

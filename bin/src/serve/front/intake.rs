@@ -10,7 +10,7 @@ use crate::serve::conns::{Asked, Busy, Conn, Phase, Reading};
 use crate::serve::error::ApiError;
 use crate::serve::gate::{Decision, Gate};
 use crate::serve::http::{Decoder, Head, HeadError, Method, Reply, head};
-use crate::serve::link::{Body, Exchange, Request, State, ToText};
+use crate::serve::link::{self, Body, Exchange, Request, State, ToText};
 use crate::serve::routes::{self, Route};
 use crate::serve::shapes::Shape;
 use crate::serve::{Bounds, limits};
@@ -150,13 +150,14 @@ impl Front {
             }
             Decision::Answer(reply) => {
                 let too_long = matches!(decoder, Decoder::Length(n) if n > limits::DRAIN_BYTES as u64);
-                // A client that waits for `100 Continue` may or may not send the body now: only closing is safe.
-                if !decoder.done() && (head.expects_continue || too_long) {
+                // A client that waits for `100 Continue` may or may not send the body now: only closing is safe. And the
+                // few places for who asks whether the server lives are not for those who send something.
+                if !decoder.done() && (head.expects_continue || too_long || conn.reserved) {
                     self.answer_and_close(conn, Some(asked), reply, now);
                     return;
                 }
-                if reply.status == 503 {
-                    asked.keep_alive &= self.shared.state() == State::Loading;
+                if self.is_ending() || (reply.status == 503 && self.shared.state() != State::Loading) {
+                    asked.keep_alive = false;
                 }
                 let (status, rejection) = (reply.status, reply.rejection());
                 conn.push_reply(&asked, reply, now);
@@ -228,8 +229,7 @@ impl Front {
         asked.received = now;
         self.serial += 1;
         let exchange = Exchange { conn: index, serial: self.serial };
-        let session =
-            head.header("x-session-id").map(|s| s.chars().filter(|c| c.is_ascii_graphic()).take(128).collect());
+        let session = head.header("x-session-id").and_then(link::session);
         let request = Box::new(Request { exchange, route, body, received: now, session, id: asked.request_id.clone() });
         match self.to_text.try_send(ToText::Request(request)) {
             Ok(()) => conn.phase = Phase::Busy(Box::new(Busy { serial: self.serial, asked, open: false })),
@@ -238,6 +238,7 @@ impl Front {
                     TrySendError::Full(_) => ApiError::queue_full(1),
                     TrySendError::Disconnected(_) => ApiError::engine("the engine has ended"),
                 };
+                conn.close |= self.is_ending();
                 conn.push_reply(&asked, Reply::from(&error), now);
                 self.count(&asked, error.status, error.rejection());
                 conn.next_request(now);

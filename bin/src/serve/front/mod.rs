@@ -408,7 +408,13 @@ impl Front {
         }
     }
 
+    /// No further request is taken: whatever is answered now is the last answer of its connection.
+    fn is_ending(&self) -> bool {
+        matches!(self.shared.state(), State::Draining | State::Dead)
+    }
+
     fn answer(&mut self, exchange: Exchange, answer: ToFront) {
+        let ending = self.is_ending();
         let Some(Some(conn)) = self.conns.get_mut(exchange.conn) else { return };
         let Phase::Busy(busy) = &mut conn.phase else { return };
         if busy.serial != exchange.serial {
@@ -417,6 +423,8 @@ impl Front {
         let now = Instant::now();
         let asked = busy.asked.clone();
         let mut over = None;
+        // Who asks for more here would only be told to go elsewhere.
+        conn.close |= ending;
         match answer {
             ToFront::Reply(_, reply, held) => {
                 conn.held = held;

@@ -32,6 +32,8 @@ pub(super) fn write(page: &mut Exposition, view: &View, snapshot: &Snapshot) {
     page.gauge("engine_checkpoint_bytes", "Bytes of these", e.checkpoint_bytes);
     page.gauge("engine_suffix_index_bytes", "Bytes of the suffix index", e.suffix_bytes);
     page.counter("engine_preemptions_total", "Times a row was preempted", e.preempted);
+    let help = "Choices of which no MTP draft was accepted while another's were: a fault of the engine, or bad luck";
+    page.counter("engine_spec_mute_rows_total", help, e.mute);
     let kinds = [("page", e.pages_evicted), ("checkpoint", e.checkpoints_evicted)];
     let help = "What the prefix cache gave up to make room";
     page.by("engine_evictions_total", "counter", help, "kind", &kinds);

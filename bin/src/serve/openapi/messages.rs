@@ -57,7 +57,7 @@ pub(super) fn components() -> Value {
             "is_error": nullable(json!({"type": "boolean"}))}),
     );
     let reason = any_of(&[
-        object(json!({"type": {"enum": ["model_changed", "system_changed", "tools_changed", "messages_changed"]},
+        object(json!({"type": {"enum": ["system_changed", "tools_changed", "messages_changed"]},
             "cache_missed_input_tokens": count()})),
         object(json!({"type": {"enum": ["previous_message_not_found", "unavailable"]}})),
     ]);

@@ -109,7 +109,7 @@ fn answer() -> Value {
         "top_logprobs": any(), "top_p": any(), "user": any()});
     let diagnosis = any_of(&[
         object(json!({"type": {"const": "cache_miss"}, "cache_missed_tokens": count(),
-            "reason": {"enum": ["model_changed", "tools_changed", "reasoning_effort_changed", "input_changed"]}})),
+            "reason": {"enum": ["tools_changed", "reasoning_effort_changed", "input_changed"]}})),
         object(json!({"type": {"enum": ["cache_hit", "comparison_response_not_found"]}})),
     ]);
     object_and(

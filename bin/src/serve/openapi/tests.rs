@@ -17,6 +17,21 @@ fn every_honoured_field_is_described() {
         }
     }
     let document = document();
+    // Of the others nothing is said, what is needed may not be null, and ranges are those that hold.
+    let fields = &document["paths"]["/v1/chat/completions"]["post"]["requestBody"]["content"]["application/json"]["schema"]
+        ["properties"];
+    for name in ["user", "mirostat", "id_slot", "chat_template"] {
+        assert!(fields.get(name).is_none(), "{name}");
+    }
+    assert_eq!(fields["messages"]["type"], "array");
+    for (name, low, high) in [
+        ("sse_ping_interval", -1, crate::serve::params::PING_SECONDS_MAX),
+        ("priority", -100, 100),
+        ("top_logprobs", 0, limits::TOP_LOGPROBS as i64),
+    ] {
+        let range = json!({"type": "integer", "minimum": low, "maximum": high});
+        assert_eq!(fields[name]["anyOf"], json!([range, {"type": "null"}]), "{name}");
+    }
     for (path, name) in [
         ("/v1/chat/completions", "max_tokens"),
         ("/v1/completions", "response_format"),

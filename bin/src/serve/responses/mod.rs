@@ -11,7 +11,7 @@ use crate::serve::constrain::format;
 use crate::serve::conversation::{self, Message, Role};
 use crate::serve::error::{ApiError, quote};
 use crate::serve::fields::Fields;
-use crate::serve::json::type_name;
+use crate::serve::json::{real, type_name};
 use crate::serve::limits;
 use crate::serve::model::{Caps, ToolStyle};
 use crate::serve::params::{Names, Params};
@@ -25,6 +25,7 @@ pub(crate) const NAMES: Names = Names {
     stop: "stop",
     stop_most: None,
     stream_options: &["include_obfuscation"],
+    progress: false,
 };
 
 const WORDS: Words = Words { messages: "input", call_id: "call_" };
@@ -66,8 +67,6 @@ pub(crate) const FIELDS: &[(&str, Class)] = &[
     ("text", Honoured),
     ("reasoning", Honoured),
     ("tools", Honoured),
-    // Its chunks have no place among the events of this dialect.
-    ("return_progress", Refused(truthy)),
     ("tool_choice", Honoured),
     ("parallel_tool_calls", Honoured),
     ("include", Honoured),
@@ -89,6 +88,13 @@ pub(crate) const FIELDS: &[(&str, Class)] = &[
     ("safety_identifier", Noted(never)),
     ("max_tool_calls", Noted(never)),
     ("moderation", Noted(never)),
+    ("image", Noted(never)),
+    ("access_programs", Noted(never)),
+    ("background_options", Noted(never)),
+    // What they ask for has no place among the events of this dialect.
+    ("return_progress", Noted(is_false)),
+    ("return_tokens", Noted(is_false)),
+    ("return_token_ids", Noted(is_false)),
 ];
 
 /// A request of this dialect.
@@ -127,7 +133,7 @@ pub(crate) fn read(body: &Fields<'_, '_>, max_tokens: Option<u32>, caps: &Caps, 
             return Err(ApiError::invalid_value("input", "at least one item is needed"));
         }
         Input::Messages(messages, end) => {
-            let normalised = conversation::normalise(messages, &end, caps, api.system_fold)?;
+            let normalised = conversation::normalise(messages, &end, caps, api)?;
             Some(Chat::of(normalised, tools, asked, WORDS).prefilled(api))
         }
     };
@@ -170,7 +176,7 @@ pub(crate) fn recorded(body: &Map<String, Value>, api: &Api) -> (Vec<Turn>, Map<
 pub(crate) fn echo(body: &Fields<'_, '_>, params: &Params) -> Map<String, Value> {
     let given = |name: &str| body.get(name).cloned().unwrap_or_default();
     let within = |name: &str, key: &str| body.get(name).and_then(|v| v.get(key)).cloned().unwrap_or_default();
-    let number = |name: &str, effective: f32| body.get(name).cloned().unwrap_or_else(|| effective.into());
+    let number = |name: &str, effective: f32| body.get(name).cloned().unwrap_or_else(|| real(effective));
     let format = Some(within("text", "format")).filter(|v| !v.is_null()).unwrap_or_else(|| json!({"type": "text"}));
     let ours = |tool: &&Value| matches!(tool.get("type").and_then(Value::as_str), Some("function" | "custom"));
     let tools: Vec<Value> =

@@ -37,7 +37,7 @@ pub struct TemplateLimits {
 
 impl Default for TemplateLimits {
     fn default() -> Self {
-        Self { fuel: 16 << 20, output_bytes: 32 << 20 }
+        Self { fuel: 50_000_000, output_bytes: 32 << 20 }
     }
 }
 

@@ -367,4 +367,42 @@ fn the_text_of_a_custom_tool_is_held_to_its_grammar() {
         let place = Some("tools[1].custom.format.grammar.definition");
         assert_eq!((error.status, error.code, error.param.as_deref()), (400, "invalid_schema", place), "{form:?}");
     }
+    // No text has these, so that a call could begin and never end.
+    for form in [
+        Form::Lark("start: X\nX: /[a]/ & /[b]/".to_owned()),
+        Form::Lark("start: start".to_owned()),
+        Form::Gbnf("root ::= root".to_owned()),
+        Form::Regex("[^\\s\\S]".to_owned()),
+        Form::Regex("a[^\\s\\S]".to_owned()),
+    ] {
+        let error = custom_of(form.clone()).unwrap_err();
+        let place = Some("tools[1].custom.format.grammar.definition");
+        assert_eq!((error.status, error.code, error.param.as_deref()), (400, "invalid_schema", place), "{form:?}");
+        assert!(error.message.contains("no text has this form"), "{error:?}");
+    }
+    // The empty text is one.
+    walk(custom_of(Form::Regex(String::new())).unwrap().as_mut(), marked(&call(""))).unwrap();
+}
+
+/// A text of a parameter that its length and its pattern leave no room for is refused where its schema is enforced, and
+/// widened where it is not, so that no call runs into it.
+#[test]
+fn a_parameter_that_no_text_has_is_no_dead_end() {
+    let tool = |strict: bool| {
+        let text = json!({"type": "string", "pattern": "^ab?$", "minLength": 3});
+        let parameters = json!({"type": "object", "properties": {"t": text}, "required": ["t"]});
+        Tool { name: "now".into(), parameters: parameters.as_object().cloned(), strict, custom: false, form: None }
+    };
+    let compiled = |strict: bool| {
+        let tools = Tools { list: vec![tool(strict)], ..Tools::default() };
+        let call = Some((CALL, Some(CALL_END)));
+        compile(&Wanted { tools: Some(&tools), style: ToolStyle::Xml, call, ..Wanted::default() }, &VOCABULARY, &long())
+    };
+    let error = compiled(true).unwrap_err();
+    let place = Some("tools[0].function.parameters");
+    assert_eq!((error.status, error.code, error.param.as_deref()), (400, "invalid_schema", place), "{error:?}");
+    let free = compiled(false).unwrap().unwrap();
+    assert_eq!(free.warnings, ["schema_relaxed:tools.0"]);
+    let text = "<tool_call>\n<function=now>\n<parameter=t>\na\n</parameter>\n</function>\n</tool_call><end>";
+    walk(free.start().as_mut(), marked(text)).unwrap();
 }

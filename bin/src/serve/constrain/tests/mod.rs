@@ -242,6 +242,13 @@ fn what_is_asked_for_again_is_compiled_once() {
     assert!(sizes.iter().all(|(rows, bytes)| *rows <= 64 && *bytes <= kept::BYTES && *bytes >= rows * first.bytes / 2));
     compile("b");
     assert_eq!(compiles(), 105, "it was the oldest");
+    // One that is larger than all that is kept takes nobody's place.
+    let form = format(Form::Regex("c".to_owned()));
+    let wanted = Wanted { format: Some(&form), ..Wanted::default() };
+    let large = Compiled { bytes: kept::BYTES + 1, ..super::compile(&wanted, &VOCABULARY, &long()).unwrap().unwrap() };
+    compiler.kept.lock().keep(Key::of(&wanted), &Arc::new(large));
+    compile("b");
+    assert_eq!((compiles(), compiler.kept.lock().size().0), (105, 64));
     // What fails is not kept.
     let wrong = format(Form::Regex("(".to_owned()));
     for n in [106, 107] {
