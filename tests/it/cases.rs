@@ -352,6 +352,7 @@ const CHECKS: Cases = &[
         "18",
         &[
             "serve::real::stop_strings_cut_exactly",
+            "engine::tables::output::stop_strings_are_cut_exactly",
             "serve::errors::bad_fields_are_named",
             "clients::openai_chat::stops_and_logprobs",
         ],
@@ -395,7 +396,14 @@ const CHECKS: Cases = &[
         ],
     ),
     ("26", &["clients::openai_responses::ends", "clients::openai_responses::custom"]),
-    ("27", &["clients::openai_chat::faults", "clients::openai_responses::faults"]),
+    (
+        "27",
+        &[
+            "serve::streaming::a_fault_breaks_the_stream_off",
+            "clients::openai_chat::faults",
+            "clients::openai_responses::faults",
+        ],
+    ),
     ("28", &["clients::limits::queue", "clients::openai_chat::faults"]),
     ("29", &["clients::anthropic_sdk::talk", "clients::anthropic_sdk::tools"]),
     ("30", &["clients::anthropic_sdk::tools"]),
