@@ -105,6 +105,8 @@ pub struct Sampling {
     pub temperature: f32,
     /// 0 = off.
     pub top_k: u32,
+    /// 1 = off. Source: Meister et al., Locally Typical Sampling (arXiv:2202.00666).
+    pub typical_p: f32,
     /// 1 = off.
     pub top_p: f32,
     /// 0 = off.
@@ -131,6 +133,7 @@ impl Sampling {
         Self {
             temperature: 0.0,
             top_k: 0,
+            typical_p: 1.0,
             top_p: 1.0,
             min_p: 0.0,
             repeat_penalty: 1.0,

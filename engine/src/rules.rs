@@ -13,6 +13,7 @@ pub fn filters(s: &Sampling) -> Filters {
     Filters {
         temperature: s.temperature,
         top_k: s.top_k,
+        typical_p: s.typical_p,
         top_p: s.top_p,
         min_p: s.min_p,
         seed: s.seed,

@@ -1,6 +1,7 @@
 //! Choosing a token from a row of logits: one rule for plain decoding, verification and every Executor.
 //!
-//! The order is fixed: mask and bans, bias and penalties ([`LogitEdit`]), temperature, top_k, top_p, min_p, draw.
+//! The order is fixed: mask and bans, bias and penalties ([`LogitEdit`]), temperature, top_k, typical_p, top_p,
+//! min_p, draw.
 //! A draw is a pure function of (seed, choice, completion position); sums run in id order or in rank order, never in
 //! an order that depends on how the work was cut; the exponential is this module's own, so that the same logits give
 //! the same token on every machine.
@@ -12,7 +13,7 @@ use crate::step::{Fault, Filters, LogitEdit};
 
 /// Weights below `exp(-CUT)` of the largest are nothing: a vocabulary of them is far below the generator's step.
 const CUT: f64 = 64.0;
-/// Ranked first when a nucleus is looked for; four times as many in every further round.
+/// Ranked first when a set of the likeliest or most typical is looked for; four times as many in every further round.
 const NUCLEUS_FIRST: usize = 64;
 
 /// Buffers of [`choose`], reused between rows.
@@ -176,10 +177,24 @@ fn sample(
     weight.clear();
     weight.extend(id.iter().map(|&i| weight_of(i)));
 
+    if filters.typical_p < 1.0 {
+        // Surprise is `ln(total) - x`, and the entropy `ln(total) - mean`: their distance needs no logarithm.
+        let total: f64 = weight.iter().sum();
+        let x_of = |i: u32| (f64::from(logits[i as usize]) - f64::from(max)) * scale;
+        let weighted = |(&i, &w): (&u32, &f64)| if w > 0.0 { w * x_of(i) } else { 0.0 };
+        let mean = id.iter().zip(weight.iter()).map(weighted).sum::<f64>() / total;
+        let order = |a: u32, b: u32| {
+            let (x, y) = ((x_of(a) - mean).abs(), (x_of(b) - mean).abs());
+            x.partial_cmp(&y).unwrap_or(Ordering::Equal).then(rank_order(logits, a, b))
+        };
+        let last = last_of_smallest(id, rank, f64::from(filters.typical_p) * total, weight_of, order)?;
+        keep(id, weight, |i, _| order(i, last) != Ordering::Greater);
+    }
     if filters.top_p < 1.0 {
         let total: f64 = weight.iter().sum();
-        let last = nucleus_last(logits, id, rank, f64::from(filters.top_p) * total, weight_of)?;
-        keep(id, weight, |i, _| rank_order(logits, i, last) != Ordering::Greater);
+        let order = |a: u32, b: u32| rank_order(logits, a, b);
+        let last = last_of_smallest(id, rank, f64::from(filters.top_p) * total, weight_of, order)?;
+        keep(id, weight, |i, _| order(i, last) != Ordering::Greater);
     }
     if filters.min_p > 0.0 {
         // The largest weight is exp(0) = 1 and always stays.
@@ -203,13 +218,13 @@ fn sample(
     chosen
 }
 
-/// The lowest-ranked id of the smallest set, taken from the top, whose weights reach `need`.
-fn nucleus_last(
-    logits: &[f32],
+/// The last id of the smallest set, taken from the first on in `order`, whose weights reach `need`.
+fn last_of_smallest(
     id: &[u32],
     rank: &mut Vec<u32>,
     need: f64,
     weight_of: impl Fn(u32) -> f64,
+    order: impl Fn(u32, u32) -> Ordering,
 ) -> Option<u32> {
     rank.clear();
     rank.extend_from_slice(id);
@@ -217,10 +232,10 @@ fn nucleus_last(
     let (mut sum, mut count, mut last) = (0.0, NUCLEUS_FIRST, None);
     while !rest.is_empty() {
         if count < rest.len() {
-            rest.select_nth_unstable_by(count, |&a, &b| rank_order(logits, a, b));
+            rest.select_nth_unstable_by(count, |&a, &b| order(a, b));
         }
         let (head, tail) = rest.split_at_mut(count.min(rest.len()));
-        head.sort_unstable_by(|&a, &b| rank_order(logits, a, b));
+        head.sort_unstable_by(|&a, &b| order(a, b));
         for &i in head.iter() {
             sum += weight_of(i);
             last = Some(i);
@@ -378,6 +393,50 @@ mod tests {
         assert_eq!(draws(&[1.0, 1.0, 1.0], Filters { top_k: 1, ..filters(1.0) }, 100)[0], 100);
     }
 
+    /// Ids that a filter for typical tokens keeps, by the definition: nearest to the entropy in surprise first.
+    fn typical(logits: &[f32], temperature: f64, p: f64) -> Vec<usize> {
+        let weights: Vec<f64> = logits.iter().map(|l| (f64::from(*l) / temperature).exp()).collect();
+        let total: f64 = weights.iter().sum();
+        let surprise: Vec<f64> = weights.iter().map(|w| -(w / total).ln()).collect();
+        let entropy: f64 = surprise.iter().map(|s| (-s).exp() * s).sum();
+        let mut order: Vec<usize> = (0..logits.len()).collect();
+        order.sort_by(|&a, &b| (surprise[a] - entropy).abs().total_cmp(&(surprise[b] - entropy).abs()));
+        let mut sum = 0.0;
+        let mut out = Vec::new();
+        for i in order {
+            out.push(i);
+            sum += weights[i] / total;
+            if sum >= p {
+                break;
+            }
+        }
+        out.sort_unstable();
+        out
+    }
+
+    #[test]
+    fn typical_tokens_are_those_of_the_definition() {
+        for seed in 0..40 {
+            let logits: Vec<f32> =
+                (0..12).map(|i| (random_bits(seed, 0, i) % 1000) as f32 / 150.0 + i as f32 * 0.001).collect();
+            for (temperature, p) in [(1.0, 0.2), (1.0, 0.6), (0.5, 0.9), (2.0, 0.95)] {
+                let seen = draws(&logits, Filters { typical_p: p, ..filters(temperature) }, 3000);
+                let kept = typical(&logits, f64::from(temperature), f64::from(p));
+                let said: Vec<usize> = (0..12).filter(|i| seen[*i] > 0).collect();
+                assert!(said.iter().all(|i| kept.contains(i)), "{kept:?} {seen:?}");
+                let weight = |i: usize| f64::from(logits[i] / temperature).exp();
+                let total: f64 = kept.iter().map(|i| weight(*i)).sum();
+                // What is kept and likely enough to be drawn was drawn.
+                assert!(kept.iter().all(|i| weight(*i) / total < 0.005 || said.contains(i)), "{kept:?} {seen:?}");
+            }
+        }
+        // The likeliest of all may be too little of a surprise.
+        let logits = [3.0, 1.9, 1.8, 1.7, 1.6, 1.5, 1.4];
+        let seen = draws(&logits, Filters { typical_p: 0.3, ..filters(1.0) }, 500);
+        assert_eq!(seen[0] > 0, typical(&logits, 1.0, 0.3).contains(&0), "{seen:?}");
+        assert_eq!(seen[0], 0, "{seen:?}");
+    }
+
     #[test]
     fn a_wide_nucleus_equals_a_full_sort() {
         let logits: Vec<f32> = (0..3000).map(|i| ((i * 7919) % 3001) as f32 * 0.001).collect();
@@ -392,7 +451,9 @@ mod tests {
                 sum += w(i);
                 sum >= p * total
             });
-            assert_eq!(nucleus_last(&logits, &id, &mut Vec::new(), p * total, w), want.or(sorted.last().copied()));
+            let order = |a, b| rank_order(&logits, a, b);
+            let last = last_of_smallest(&id, &mut Vec::new(), p * total, w, order);
+            assert_eq!(last, want.or(sorted.last().copied()));
         }
     }
 

@@ -150,13 +150,15 @@ pub struct TrunkWork {
 }
 
 /// Filters of one request, shared by its rows. The order of application is fixed: mask and bans, bias, penalties
-/// (both as [`LogitEdit`]s and masks), temperature, top_k, top_p, min_p, draw.
+/// (both as [`LogitEdit`]s and masks), temperature, top_k, typical_p, top_p, min_p, draw.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Filters {
     /// 0 = argmax, lowest id wins ties, the other filters are skipped.
     pub temperature: f32,
     /// 0 = off.
     pub top_k: u32,
+    /// 1 = off.
+    pub typical_p: f32,
     /// 1 = off.
     pub top_p: f32,
     /// 0 = off.
@@ -169,7 +171,8 @@ pub struct Filters {
 
 impl Filters {
     /// Plain argmax.
-    pub const GREEDY: Self = Self { temperature: 0.0, top_k: 0, top_p: 1.0, min_p: 0.0, seed: 0, choice: 0 };
+    pub const GREEDY: Self =
+        Self { temperature: 0.0, top_k: 0, typical_p: 1.0, top_p: 1.0, min_p: 0.0, seed: 0, choice: 0 };
 }
 
 /// One sparse change of a row's logits: `l = if l > 0 { l / repeat } else { l * repeat }`, then `l += add`.

@@ -69,6 +69,9 @@ fn any_submission(rng: &mut Rng, ticket: u64, prompt_max: u64, tokens_max: u64) 
             choice: rng.below(3) as u32,
             ..Sampling::greedy()
         };
+        if s.sampling.seed.is_multiple_of(8) {
+            s.sampling.typical_p = 0.8;
+        }
     }
     if rng.chance(250) {
         s.sampling.repeat_penalty = 1.3;
@@ -204,7 +207,7 @@ fn a_hundred_thousand_ticks_keep_every_invariant() {
     assert!(preempted(&b) > 100, "{}", preempted(&b));
     for rig in [&a, &b, &c, &d] {
         let sum = totals(rig);
-        assert!(sum.accepted > 1000 && sum.rejected > 500, "{sum:?}");
+        assert!(sum.accepted > 500 && sum.rejected > 500, "{sum:?}");
     }
     assert!(totals(&a).trimmed > 0, "drafts past the vocabulary are cut");
 }

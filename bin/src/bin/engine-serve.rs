@@ -103,6 +103,9 @@ fn run(args: ServeArgs, signals: Signals) -> Result<u8, Box<dyn std::error::Erro
     Ok(exit.code())
 }
 
+/// From a second signal to the end at the latest.
+const KILL_TIME: Duration = Duration::from_secs(2);
+
 /// What signals are passed on to.
 enum Ending {
     /// The HTTP server.
@@ -199,7 +202,12 @@ fn watch_signals(mut signals: Signals) -> std::io::Result<Arc<OnceLock<Ending>>>
                 // The keys are still to be read for the first time.
                 (None, SIGHUP) => {}
                 (None, _) => std::process::exit(0),
-                (Some(server), _) if asked => server.kill(signal),
+                (Some(server), _) if asked => {
+                    server.kill(signal);
+                    // A thread that is stuck in one request is not waited for.
+                    thread::sleep(KILL_TIME);
+                    std::process::exit(i32::from(Exit::Signal(signal).code()));
+                }
                 (Some(server), _) => {
                     asked = true;
                     server.shutdown();

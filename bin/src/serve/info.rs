@@ -12,6 +12,8 @@ pub struct SamplingDefaults {
     /// 0 = off.
     pub top_k: u32,
     /// 1 = off.
+    pub typical_p: f32,
+    /// 1 = off.
     pub top_p: f32,
     /// 0 = off.
     pub min_p: f32,
@@ -30,6 +32,7 @@ impl Default for SamplingDefaults {
         Self {
             temperature: 1.0,
             top_k: 0,
+            typical_p: 1.0,
             top_p: 1.0,
             min_p: 0.0,
             repeat_penalty: 1.0,

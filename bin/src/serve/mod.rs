@@ -71,7 +71,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crossbeam::channel::{self, Receiver, Sender};
 use engine::api::{Command, Event};
@@ -540,6 +540,16 @@ impl Server {
         }
         // The recorder ends when `text` has, and writes what still waits.
         for (name, thread) in [("text", self.text), ("record", self.recorder)] {
+            let stuck = Instant::now() + STUCK_TIME;
+            while name == "text" && thread.as_ref().is_some_and(|thread| !thread.is_finished()) {
+                if Instant::now() > stuck {
+                    tracing::error!(
+                        "the text thread is stuck in a request that nobody waits for; it goes with the process"
+                    );
+                    return exit;
+                }
+                std::thread::sleep(Duration::from_millis(2));
+            }
             if thread.is_some_and(|thread| thread.join().is_err()) {
                 tracing::error!("the {name} thread panicked");
                 return Exit::Internal;
@@ -548,6 +558,9 @@ impl Server {
         exit
     }
 }
+
+/// How long a request that is being read may keep a server whose connections have ended.
+const STUCK_TIME: Duration = Duration::from_secs(5);
 
 /// Ends an engine that nobody speaks to any more: it is told to stop, and what it still says is taken so that it can
 /// hear it. Returns when its threads have ended.

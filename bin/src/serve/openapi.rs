@@ -46,7 +46,7 @@ fn field(name: &str) -> Option<Value> {
         "n_predict" => int(-1, i64::from(u32::MAX)),
         "n" | "best_of" => int(1, limits::CHOICES as i64),
         "temperature" => real(0.0, 2.0),
-        "top_p" => above(1.0),
+        "top_p" | "typical_p" | "typ_p" => above(1.0),
         "min_p" => real(0.0, 1.0),
         "top_k" => int(-1, i64::from(u32::MAX)),
         "repeat_penalty" | "repetition_penalty" => above(2.0),

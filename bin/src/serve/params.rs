@@ -210,9 +210,11 @@ fn max_tokens(body: &Fields<'_, '_>, names: &Names) -> Result<Option<u32>, ApiEr
 }
 
 /// Fields that have a default here.
-pub(crate) const SAMPLING: [&str; 9] = [
+pub(crate) const SAMPLING: [&str; 11] = [
     "temperature",
     "top_k",
+    "typical_p",
+    "typ_p",
     "top_p",
     "min_p",
     "repeat_penalty",
@@ -232,16 +234,18 @@ pub(crate) fn sampling(
     temperature_max: f32,
 ) -> Result<SamplingDefaults, ApiError> {
     let real = |name: &str, range: Reals, default: f32| Ok(body.number(name, range)?.map_or(default, |x| x as f32));
-    let penalties = [
-        ("repeat_penalty", body.number("repeat_penalty", Reals::LeftOpen(0.0, 2.0))?),
-        ("repetition_penalty", body.number("repetition_penalty", Reals::LeftOpen(0.0, 2.0))?),
-    ];
-    if let [(_, Some(a)), (name, Some(b))] = penalties
-        && a != b
-    {
-        return Err(ApiError::invalid_value(name, format!("{b} differs from repeat_penalty {a}")));
-    }
-    let repeat_penalty = penalties[0].1.or(penalties[1].1).map_or(defaults.repeat_penalty, |x| x as f32);
+    // Two names of one setting.
+    let either = |first: &str, second: &str, range: Reals, default: f32| {
+        let values = (body.number(first, range)?, body.number(second, range)?);
+        if let (Some(a), Some(b)) = values
+            && a != b
+        {
+            return Err(ApiError::invalid_value(second, format!("{b} differs from {first} {a}")));
+        }
+        Ok(values.0.or(values.1).map_or(default, |x| x as f32))
+    };
+    let repeat_penalty =
+        either("repeat_penalty", "repetition_penalty", Reals::LeftOpen(0.0, 2.0), defaults.repeat_penalty)?;
     let repeat_last_n = match body.integer("repeat_last_n", -1..=i64::from(u32::MAX))? {
         None => defaults.repeat_last_n,
         Some(-1) => u32::MAX,
@@ -250,6 +254,7 @@ pub(crate) fn sampling(
     Ok(SamplingDefaults {
         temperature: real("temperature", Reals::Closed(0.0, f64::from(temperature_max)), defaults.temperature)?,
         top_k: body.integer("top_k", -1..=i64::from(u32::MAX))?.map_or(defaults.top_k, |k| k.max(0) as u32),
+        typical_p: either("typical_p", "typ_p", Reals::LeftOpen(0.0, 1.0), defaults.typical_p)?,
         top_p: real("top_p", Reals::LeftOpen(0.0, 1.0), defaults.top_p)?,
         min_p: real("min_p", Reals::Closed(0.0, 1.0), defaults.min_p)?,
         repeat_penalty,
@@ -264,6 +269,7 @@ fn whole_sampling(body: &Fields<'_, '_>, offer: &Offer<'_>, seed: i64) -> Result
     Ok(Sampling {
         temperature: given.temperature,
         top_k: given.top_k,
+        typical_p: given.typical_p,
         top_p: given.top_p,
         min_p: given.min_p,
         repeat_penalty: given.repeat_penalty,
@@ -403,6 +409,7 @@ mod tests {
         let sampling = SamplingDefaults {
             temperature: 2.5,
             top_k: 7,
+            typical_p: 0.75,
             top_p: 0.5,
             min_p: 0.25,
             repeat_penalty: 1.5,
@@ -412,14 +419,14 @@ mod tests {
         };
         let silent = read(&json!({}), &api, sampling, 1).unwrap();
         let s = &silent.sampling;
-        assert_eq!((s.temperature, s.top_k, s.top_p, s.min_p), (2.5, 7, 0.5, 0.25));
+        assert_eq!((s.temperature, s.top_k, s.typical_p, s.top_p, s.min_p), (2.5, 7, 0.75, 0.5, 0.25));
         assert_eq!((s.repeat_penalty, s.repeat_last_n, s.presence_penalty), (1.5, 3, 1.0));
         assert_eq!((s.frequency_penalty, silent.ping), (-1.0, None));
-        let all = json!({"temperature": 0, "top_k": 0, "top_p": 1, "min_p": 0, "repetition_penalty": 1, "repeat_last_n": 0,
+        let all = json!({"temperature": 0, "top_k": 0, "typ_p": 1, "top_p": 1, "min_p": 0, "repetition_penalty": 1, "repeat_last_n": 0,
             "presence_penalty": 0, "frequency_penalty": 0, "sse_ping_interval": 4, "stop": "x"});
         let given = read(&all, &api, sampling, 1).unwrap();
         let s = &given.sampling;
-        assert_eq!((s.temperature, s.top_k, s.top_p, s.min_p), (0.0, 0, 1.0, 0.0));
+        assert_eq!((s.temperature, s.top_k, s.typical_p, s.top_p, s.min_p), (0.0, 0, 1.0, 1.0, 0.0));
         assert_eq!((s.repeat_penalty, s.repeat_last_n, s.presence_penalty), (1.0, 0, 0.0));
         assert_eq!((s.frequency_penalty, given.ping), (0.0, Some(Duration::from_secs(4))));
         let refused = |body: Value| read(&body, &api, sampling, 1).map(drop).unwrap_err().param.unwrap();

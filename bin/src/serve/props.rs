@@ -23,6 +23,7 @@ pub(crate) fn answer(parts: &Parts, bounds: &Bounds) -> Value {
             "params": {
                 "temperature": real(sampling.temperature),
                 "top_k": sampling.top_k,
+                "typical_p": real(sampling.typical_p),
                 "top_p": real(sampling.top_p),
                 "min_p": real(sampling.min_p),
                 "repeat_penalty": real(sampling.repeat_penalty),

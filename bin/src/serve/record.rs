@@ -203,6 +203,7 @@ fn settings(params: &Params, dialect: Dialect, choice: usize) -> Map<String, Val
         "max_tokens": params.max_tokens,
         "temperature": json::real(s.temperature),
         "top_k": s.top_k,
+        "typical_p": json::real(s.typical_p),
         "top_p": json::real(s.top_p),
         "min_p": json::real(s.min_p),
         "repeat_penalty": json::real(s.repeat_penalty),

@@ -86,6 +86,8 @@ pub(crate) const COMMON: &[(&str, Class)] = &[
     ("temperature", Honoured),
     ("top_p", Honoured),
     ("top_k", Honoured),
+    ("typical_p", Honoured),
+    ("typ_p", Honoured),
     ("min_p", Honoured),
     ("seed", Honoured),
     ("stop_token_ids", Honoured),
@@ -100,8 +102,6 @@ pub(crate) const COMMON: &[(&str, Class)] = &[
     ("sse_ping_interval", Honoured),
     ("speculative", Honoured),
     // Filters this sampler does not have: refused when they would act.
-    ("typical_p", Refused(not_one)),
-    ("typ_p", Refused(not_one)),
     ("top_n_sigma", Refused(positive)),
     ("xtc_probability", Refused(positive)),
     ("xtc_threshold", Noted(never)),
@@ -381,7 +381,7 @@ mod tests {
     #[test]
     fn harmless_values_pass_and_unknown_fields_are_noted() {
         let body = json!({"store": false, "service_tier": "auto", "user": "u", "made_up": 1, "mirostat": 0,
-            "response_format": {"type": "text"}, "lora": [], "typical_p": 1});
+            "response_format": {"type": "text"}, "lora": [], "length_penalty": 1});
         assert_eq!(screen(body.as_object().unwrap(), CHAT_TABLES, false).unwrap(), ["user", "made_up"]);
     }
 }

@@ -24,7 +24,7 @@ use super::ExecOptions;
 use super::moe::Mixture;
 use super::ngrams::Ngrams;
 use super::recurrent::Recurrent;
-use super::sizes::{LogitSizes, Shapes, products};
+use super::sizes::{LogitSizes, Shapes, attention_bytes, products};
 use super::sparse::{Sparse, SparseOp};
 
 /// Products of one input.
@@ -94,7 +94,7 @@ impl Machine {
                 freq_factors,
             }),
             rope_table: RopeTable::default(),
-            attention: AttentionScratch::default(),
+            attention: AttentionScratch::with_room(attention_bytes(program, limits, options)),
             head_in: Vec::with_capacity(logits.head_in),
             logits: vec![0.0; logits.logits],
             kv: KvCache::new(options.kv_type, &program.kv, limits.pages),

@@ -117,6 +117,18 @@ pub fn products(program: &Program, shapes: &Shapes, limits: &Limits) -> Vec<Prod
     out
 }
 
+/// Bytes of the largest [`AttentionScratch`].
+pub fn attention_bytes(program: &Program, limits: &Limits, options: &ExecOptions) -> usize {
+    let bytes = |op: &Op| match *op {
+        Op::Attention { layer, query, head_dim, .. } | Op::SparseAttention { layer, query, head_dim, .. } => {
+            let heads = program.width(query) / head_dim;
+            AttentionScratch::bytes_for(options.threads, program.kv[layer], heads, limits.context)
+        }
+        _ => 0,
+    };
+    program.ops().map(bytes).max().unwrap_or(0)
+}
+
 /// Everything but the weights.
 pub fn parts(program: &Program, shapes: &Shapes, vocab: usize, limits: &Limits, options: &ExecOptions) -> Vec<Part> {
     let float = size_of::<f32>();
@@ -131,44 +143,6 @@ pub fn parts(program: &Program, shapes: &Shapes, vocab: usize, limits: &Limits, 
     let ngrams = program.ngrams.as_ref().map_or(0, |hash| Ngrams::bytes_for(hash, limits));
 
     let products = products(program, shapes, limits);
-    let mut attention = 0;
-    for op in program.ops() {
-        match *op {
-            Op::Attention { layer, query, head_dim, .. } | Op::SparseAttention { layer, query, head_dim, .. } => {
-                let heads = width(query) / head_dim;
-                let bytes = AttentionScratch::bytes_for(options.threads, program.kv[layer], heads, limits.context);
-                attention = attention.max(bytes);
-            }
-            // These work in the row buffers, the caches and the scratch memory of products and of their layers.
-            Op::MatMul { .. }
-            | Op::Experts(_)
-            | Op::Embed { .. }
-            | Op::RmsNorm { .. }
-            | Op::LayerNorm { .. }
-            | Op::Concat { .. }
-            | Op::RmsNormStreams { .. }
-            | Op::Repeat { .. }
-            | Op::Squash { .. }
-            | Op::Collapse { .. }
-            | Op::Combine { .. }
-            | Op::Ngrams { .. }
-            | Op::GateValues { .. }
-            | Op::Convolution { .. }
-            | Op::StoreIndex { .. }
-            | Op::AddBias { .. }
-            | Op::SplitGate { .. }
-            | Op::SplitColumns { .. }
-            | Op::Rope { .. }
-            | Op::StoreKv { .. }
-            | Op::DeltaNet { .. }
-            | Op::Mamba2 { .. }
-            | Op::SigmoidMul { .. }
-            | Op::SigmoidMulRows { .. }
-            | Op::ReluSquared { .. }
-            | Op::SiluMul { .. }
-            | Op::Add { .. } => {}
-        }
-    }
     let buffers = program.buffers.iter().map(|b| float * b.width * rows).sum::<usize>();
     let rope = program.rope.map_or(0, |rope| RopeTable::bytes_for(rope.n_rot, rows));
     let mut out = vec![Part::memory("KV cache", KvCache::bytes_for(options.kv_type, trunk_kv, limits.pages))];
@@ -185,7 +159,7 @@ pub fn parts(program: &Program, shapes: &Shapes, vocab: usize, limits: &Limits, 
         Part::memory("lists of a pass", Pool::bytes_for(options.threads)),
         Part::memory("logits", float * (logits.head_in + logits.logits)),
         Part::memory("matmul scratch", scratch_bytes(options.activation, options.threads, &products)),
-        Part::memory("attention scratch", attention),
+        Part::memory("attention scratch", attention_bytes(program, limits, options)),
         Part::memory("block choice scratch", Sparse::scratch_bytes(program, limits)),
         Part::memory("recurrent scratch", Recurrent::scratch_bytes(&program.recurrent, limits)),
         Part::memory("expert scratch", Mixture::bytes_for(program, rows)),

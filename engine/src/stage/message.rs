@@ -114,9 +114,10 @@ pub fn put_request(out: &mut Vec<u8>, step: &Step, answered: bool, rows: &[f32])
     }
     put_ids(out, known);
     out.put_u32(filters.len() as u32);
-    for &Filters { temperature, top_k, top_p, min_p, seed, choice } in filters {
+    for &Filters { temperature, top_k, typical_p, top_p, min_p, seed, choice } in filters {
         out.put_f32(temperature);
         out.put_u32(top_k);
+        out.put_f32(typical_p);
         out.put_f32(top_p);
         out.put_f32(min_p);
         out.put_u64(seed);
@@ -179,11 +180,12 @@ pub fn take_request(body: &[u8], agreed: &Agreed) -> Result<Request, WireError> 
     rules.mask_word = take.words("mask words", step_rows.saturating_mul(agreed.vocab.div_ceil(32)), same)?;
     rules.top_n = take.words("alternatives", step_rows, same)?;
     rules.known = take.words("known tokens", step_rows, TokenId)?;
-    for _ in 0..take.count("filters", step_rows, 28)? {
+    for _ in 0..take.count("filters", step_rows, 32)? {
         const WHAT: &str = "a filter";
         rules.filters.push(Filters {
             temperature: take.f32(WHAT)?,
             top_k: take.u32(WHAT)?,
+            typical_p: take.f32(WHAT)?,
             top_p: take.f32(WHAT)?,
             min_p: take.f32(WHAT)?,
             seed: take.u64(WHAT)?,

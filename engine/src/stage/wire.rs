@@ -13,7 +13,7 @@ use crate::ids::{PageId, StateSlot, TokenId};
 /// First bytes of a frame.
 pub const MAGIC: [u8; 4] = *b"SLST";
 /// Of the header and of every body. A peer of another version is told so and refused.
-pub const VERSION: u16 = 5;
+pub const VERSION: u16 = 6;
 /// Bytes of a header.
 pub const HEADER_BYTES: usize = 32;
 

@@ -51,6 +51,11 @@ pub struct AttentionScratch {
 }
 
 impl AttentionScratch {
+    /// Room for `bytes`, see [`Self::bytes_for`].
+    pub fn with_room(bytes: usize) -> Self {
+        Self { partials: Vec::with_capacity(bytes / size_of::<f32>()) }
+    }
+
     /// Bytes at most, after calls on `threads` workers for `heads` query heads over the KV heads of `geometry` and up
     /// to `positions` positions.
     pub fn bytes_for(threads: usize, geometry: KvGeometry, heads: usize, positions: usize) -> usize {

@@ -1,8 +1,10 @@
 //! Allocations of ticks once everything is warm: none, whoever drafts, whatever the model is made of.
 
-use std::process;
 use std::sync::Arc;
+use std::time::Duration;
+use std::{process, thread};
 
+use crossbeam::channel::bounded;
 use engine::api::{Command, Sampling, Strategy, Submission, WindowPolicy};
 use engine::cost::Cost;
 use engine::exec::{CpuExecutor, ExecOptions};
@@ -13,6 +15,7 @@ use engine::tick::tick;
 use engine_tests::drive::Subject;
 use engine_tests::fixtures::fixture;
 use engine_tests::toy::Rig;
+use parking_lot::Mutex;
 
 use super::counted::ALLOCATOR;
 
@@ -59,13 +62,34 @@ fn allocations(subject: &Subject, strategy: Strategy, policy: WindowPolicy, rows
     for _ in 0..WARM {
         next(&mut rig);
     }
+    // Workers that have nothing to do go to sleep, and what a thread needs for that it makes when it first does.
+    thread::sleep(Duration::from_millis(30));
     let sum = (0..COUNTED).map(|_| next(&mut rig)).sum();
     assert_eq!(decodes(&rig), rows, "every row still decodes");
     sum
 }
 
+/// Makes what a thread needs for waiting on a lock: on a busy machine any lock may be taken.
+fn wait_once() {
+    let lock = Arc::new(Mutex::new(()));
+    let held = lock.lock();
+    let other = Arc::clone(&lock);
+    let (ready, is_ready) = bounded(1);
+    let waits = thread::spawn(move || {
+        let held = other.lock();
+        ready.send(()).unwrap();
+        thread::sleep(Duration::from_millis(30));
+        drop(held);
+    });
+    drop(held);
+    is_ready.recv().unwrap();
+    drop(lock.lock());
+    waits.join().unwrap();
+}
+
 /// Runs alone in its process.
 fn count() {
+    wait_once();
     let mut subjects = vec![Subject::built_in()];
     for (name, path) in [
         ("llama", "llama-tiny/llama-tiny-Q8_0.gguf"),

@@ -200,6 +200,26 @@ fn a_second_signal_does_not_wait() {
     }
 }
 
+/// A template that works without end, as one of a hostile model file may.
+const ENDLESS: &str = "{% if messages[0].content == 'now' %}{% set ns = namespace(x=[1]) %}{% for i in range(40) %}\
+    {% set ns.x = ns.x + ns.x %}{% endfor %}{{ ns.x|length }}{% endif %}{{ messages[0].content }}";
+
+#[test]
+fn a_request_that_is_stuck_does_not_keep_the_process() {
+    for (signals, code) in [(1, 0), (2, 143)] {
+        let mut running = Running::start(&["--chat-template", ENDLESS, "--drain-timeout", "1"]);
+        let mut client = Client::connect(running.address);
+        let body = json!({"messages": [{"role": "user", "content": "now"}]});
+        client.send(post("/v1/chat/completions", &body.to_string()));
+        std::thread::sleep(Duration::from_millis(500));
+        for _ in 0..signals {
+            running.signal("-TERM");
+            std::thread::sleep(Duration::from_millis(300));
+        }
+        assert_eq!(running.end().code(), Some(code), "after {signals} signals");
+    }
+}
+
 #[test]
 fn every_answer_of_a_drain_closes_its_connection() {
     let running = Running::start(&["--ctx-size", "4096", "--parallel", "1"]);

@@ -29,7 +29,7 @@ pub(super) const COMPLETIONS: Target = Target {
         documents(&[
             json!({"prompt": "def ", "max_tokens": 5, "echo": true, "stop": ["\n", "x"], "stream": true}),
             json!({"prompt": [[1, 2], [3]], "logprobs": 3, "n": 2, "best_of": 2, "seed": 7, "logit_bias": {"5": -3.5}}),
-            json!({"prompt": ["a", "b"], "temperature": 0.5, "top_p": 0.9, "top_k": 4, "min_p": 0.1,
+            json!({"prompt": ["a", "b"], "temperature": 0.5, "top_p": 0.9, "top_k": 4, "typical_p": 0.9, "min_p": 0.1,
                 "frequency_penalty": 0.1, "presence_penalty": -0.2, "repeat_penalty": 1.1, "ignore_eos": true,
                 "speculative": {"strategy": "mtp-suffix", "mtp_tokens": 3, "suffix_min": 3, "suffix_max": 9,
                     "suffix_tokens": 8, "window": {"policy": "fixed", "initial": 4, "min": 1, "max": 8},
