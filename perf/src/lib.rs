@@ -1,7 +1,7 @@
 //! Shared helpers of the benchmarks.
 
 pub mod load;
-pub mod qwen35;
+pub mod model;
 
 use std::hint::black_box;
 use std::time::{Duration, Instant};
