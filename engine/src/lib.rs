@@ -17,6 +17,7 @@ pub mod memory;
 pub mod model;
 pub mod pieces;
 pub mod policy;
+pub mod probe;
 pub mod rules;
 pub mod sample;
 pub mod schedule;

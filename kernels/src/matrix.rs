@@ -9,6 +9,7 @@ use thiserror::Error;
 use crate::cpu::detect::Isa;
 use crate::cpu::matmul::{expand, pack};
 use crate::cpu::pages::AlignedBytes;
+use crate::cpu::peak;
 use crate::panel::{LANES, Layout};
 use crate::quant::Quant;
 
@@ -135,18 +136,10 @@ impl Matrix {
 
     /// Reads every stored byte once and mixes them: the roofline that a product with one row is compared with.
     pub fn read_all(&self) -> u64 {
-        let bytes = match &self.storage {
+        peak::read(match &self.storage {
             Storage::Rows(bytes) => (**bytes).as_ref(),
             Storage::Panels(panels) => panels,
-        };
-        let (lines, rest) = bytes.as_chunks::<64>();
-        let mut mix = [0u64; 8];
-        for line in lines {
-            for (mix, word) in mix.iter_mut().zip(line.as_chunks::<8>().0) {
-                *mix ^= u64::from_le_bytes(*word);
-            }
-        }
-        mix.iter().fold(0, |a, b| a ^ b) ^ rest.iter().fold(0, |a, b| a ^ u64::from(*b))
+        })
     }
 
     /// Bytes that [`Matrix::repack`] would allocate.

@@ -3,7 +3,8 @@
 
 Run with the interpreter that has llama-cpp-python (README.md). One process is one measurement: prefill of `--prefill`
 tokens from an empty cache, then `--decode` single-token steps right after it, then steps of r rows, each taken back
-before the next. Sampling is left out of every figure, in the peer's favour.
+before the next (where layers have states, from a copy; that is not timed). Sampling is left out of every figure, in the
+peer's favour.
 """
 
 import argparse
@@ -77,11 +78,32 @@ class Peer:
             tokens -= chunk
         return seconds
 
-    def truncate(self, length):
-        """Forgets everything from position `length` on."""
-        if not lib.llama_memory_seq_rm(self.memory, 0, length, -1):
-            raise SystemExit("llama.cpp cannot truncate the cache of this model")
-        self.length = length
+    def forget(self):
+        """Starts over with an empty sequence."""
+        if not lib.llama_memory_seq_rm(self.memory, 0, -1, -1):
+            raise SystemExit("llama.cpp cannot empty the cache of this model")
+        self.length = 0
+
+    def keep(self):
+        """Remembers the sequence for `back`. Only states of recurrent layers must be copied: the rest can be cut."""
+        self.kept = self.length
+        self.states = None
+        if lib.llama_model_is_hybrid(self.model) or lib.llama_model_is_recurrent(self.model):
+            size = lib.llama_state_seq_get_size(self.context, 0)
+            self.states = (ctypes.c_uint8 * size)()
+            if lib.llama_state_seq_get_data(self.context, self.states, size, 0) != size:
+                raise SystemExit("llama.cpp cannot save a sequence of this model")
+
+    def back(self):
+        """Makes the sequence what it was at `keep`."""
+        if self.states is None:
+            if not lib.llama_memory_seq_rm(self.memory, 0, self.kept, -1):
+                raise SystemExit("llama.cpp cannot truncate the cache of this model")
+        else:
+            self.forget()
+            if lib.llama_state_seq_set_data(self.context, self.states, len(self.states), 0) == 0:
+                raise SystemExit("llama.cpp cannot restore a sequence of this model")
+        self.length = self.kept
 
 
 @lib.llama_log_callback
@@ -95,16 +117,16 @@ def measure(args, rows):
     peer.prefill(args.prefill)
     for _ in range(4):
         peer.step(1, True)
-    peer.truncate(0)
+    peer.forget()
 
     prefill = peer.prefill(args.prefill)
     decode = [peer.step(1, True) for _ in range(args.decode)]
-    depth = peer.length
+    peer.keep()
     rows_ms = {}
     for count in rows:
         times = []
         for _ in range(args.repeats):
-            peer.truncate(depth)
+            peer.back()
             times.append(peer.step(count, True))
         rows_ms[str(count)] = 1e3 * statistics.median(times)
     return {

@@ -1,13 +1,12 @@
 //! Shared helpers of the benchmarks.
 
 pub mod load;
-pub mod qwen35;
+pub mod model;
 
-use std::hint::black_box;
 use std::time::{Duration, Instant};
 
-use engine_kernels::Isa;
-use engine_kernels::cpu::peak::{FMA_PER_TURN, fma_chains};
+use engine_bin::bench::roofline::machine;
+use engine_kernels::{Isa, Pool};
 
 /// Shortest time of each of `candidates`, called in turn `rounds` times: what they share (clock, neighbours) hits all.
 pub fn shortest(rounds: usize, candidates: &mut [&mut dyn FnMut()]) -> Vec<Duration> {
@@ -24,14 +23,7 @@ pub fn shortest(rounds: usize, candidates: &mut [&mut dyn FnMut()]) -> Vec<Durat
 
 /// Fused multiply-adds a second that one core does in registers, in 10^9.
 pub fn fma_peak(isa: Isa) -> f64 {
-    const TURNS: usize = 20_000;
-    let time = shortest(
-        50,
-        &mut [&mut || {
-            black_box(fma_chains(isa, black_box(TURNS)));
-        }],
-    )[0];
-    giga(TURNS * FMA_PER_TURN, time)
+    machine::fma_g(&Pool::new(1), isa)
 }
 
 /// `count` in 10^9 a second.

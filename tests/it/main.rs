@@ -14,6 +14,7 @@ mod prefix;
 mod refusals;
 mod replay;
 mod report;
+mod roofline;
 mod schedule;
 mod scores;
 mod serve;

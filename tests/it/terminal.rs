@@ -91,6 +91,7 @@ fn what_programs_print_hides_nothing() {
         ("engine-bench", &[&replay[..], &["--json"]].concat(), 0),
         ("engine-bench", &["compare", ODD, torn], 3),
         ("engine-bench", &["speed", "--model", torn], 3),
+        ("engine-bench", &["roofline", "--model", torn], 3),
         ("engine-bench", &["speed", ODD], 2),
         ("engine-bench", &[ODD], 2),
         ("engine-pack", &["inspect", model], 0),

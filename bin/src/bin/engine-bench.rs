@@ -9,13 +9,15 @@ use engine::memory::MemoryError;
 use engine::model::MtpStatus;
 use engine_bin::bench::compare::{self, CompareFlags};
 use engine_bin::bench::eval::{self, EvalFlags};
-use engine_bin::bench::options::RunFlags;
+use engine_bin::bench::options::{Files, RunFlags};
 use engine_bin::bench::ppl::{self, PplFlags};
 use engine_bin::bench::replay::flags::ReplayFlags;
 use engine_bin::bench::replay::{self, ReplayError};
 use engine_bin::bench::report::{self as pages, ReportFlags};
+use engine_bin::bench::roofline::model::Timed;
+use engine_bin::bench::roofline::{self, RooflineFlags};
 use engine_bin::bench::single::Single;
-use engine_bin::bench::speed::{self, SpeedFlags};
+use engine_bin::bench::speed::{self, Speed, SpeedFlags};
 use engine_bin::bench::sweep::{self, SweepFlags};
 use engine_bin::hub::{self, Wanted};
 use engine_bin::report::{self, chain};
@@ -44,6 +46,9 @@ enum Verb {
     Ppl(PplFlags),
     /// Tokens a second, and milliseconds of windows by their width.
     Speed(SpeedFlags),
+    /// What the machine reads and computes at best, from how many rows on a step costs more than reading its weights, and
+    /// with `--model` how near to both it is.
+    Roofline(RooflineFlags),
     /// Recorded sessions, decoded again under several strategies: what is drafted, accepted and gained.
     Replay(Box<ReplayFlags>),
     /// Which settings draft best: a grid of them, halved over more and more recorded sessions.
@@ -113,6 +118,7 @@ fn main() -> ExitCode {
         Verb::Eval(mut flags) => find(&mut flags.run).and_then(|()| run_eval(&flags)),
         Verb::Ppl(mut flags) => find(&mut flags.run).and_then(|()| run_ppl(&flags)),
         Verb::Speed(mut flags) => find(&mut flags.run).and_then(|()| run_speed(&flags)),
+        Verb::Roofline(flags) => run_roofline(&flags),
         Verb::Replay(mut flags) => find(&mut flags.run).and_then(|()| run_replay(&flags)),
         Verb::Sweep(mut flags) => find(&mut flags.replay.run).and_then(|()| run_sweep(&flags)),
         Verb::Compare(flags) => run_compare(&flags),
@@ -216,13 +222,8 @@ fn run_ppl(flags: &PplFlags) -> Result<(), Failure> {
 }
 
 fn run_speed(flags: &SpeedFlags) -> Result<(), Failure> {
-    let model = flags.run.open().and_then(|files| flags.run.load(files)).map_err(refused)?;
-    let limits = speed::limits(flags);
-    let files = model.files.clone();
-    let mut single = Single::new(flags.run.executor(model, &limits).map_err(too_large)?, &limits);
-    let found = speed::measure(&mut single, flags);
-    files.check().map_err(failed)?;
-    let found = found.map_err(failed)?;
+    let files = flags.run.open().map_err(refused)?;
+    let found = time(flags, files)?;
     if flags.json {
         return print(&found);
     }
@@ -234,6 +235,35 @@ fn run_speed(flags: &SpeedFlags) -> Result<(), Failure> {
         text.push_str(&format!("{rows:>4} rows {ms:>9.3} ms\n"));
     }
     say(&text)
+}
+
+fn time(flags: &SpeedFlags, files: Files) -> Result<Speed, Failure> {
+    let model = flags.run.load(files).map_err(refused)?;
+    let limits = speed::limits(flags);
+    let files = model.files.clone();
+    let mut single = Single::new(flags.run.executor(model, &limits).map_err(too_large)?, &limits);
+    let found = speed::measure(&mut single, flags);
+    files.check().map_err(failed)?;
+    found.map_err(failed)
+}
+
+fn run_roofline(flags: &RooflineFlags) -> Result<(), Failure> {
+    let timed = match flags.speed() {
+        None => None,
+        Some(mut speed) => {
+            find(&mut speed.run)?;
+            let files = speed.run.open().map_err(refused)?;
+            let plan = speed.run.plan(&files.model, None).map_err(refused)?.plan;
+            let name = files.model.name();
+            let found = time(&speed, files)?;
+            Some(Timed::new(name, &plan, speed.prefill, found))
+        }
+    };
+    let found = roofline::measure(flags, timed.as_ref());
+    match flags.json {
+        true => print(&found),
+        false => say(&roofline::text(&found)),
+    }
 }
 
 fn run_replay(flags: &ReplayFlags) -> Result<(), Failure> {

@@ -3,6 +3,7 @@
 use std::collections::HashSet;
 
 use engine_io::compat;
+use engine_kernels::Quant;
 use engine_kernels::ops::ngram::NgramHash;
 
 use super::builder::Builder;
@@ -39,6 +40,15 @@ pub enum MtpStatus {
     Unavailable(String),
 }
 
+/// Weights by their format, a matrix or a stack of experts each.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct RowWeights {
+    /// Of the blocks.
+    pub trunk: Vec<(Quant, u64)>,
+    /// Of the LM head, which a prompt needs for its last row alone.
+    pub head: Vec<(Quant, u64)>,
+}
+
 /// What to load and what to run.
 #[derive(Clone, Debug)]
 pub struct Plan {
@@ -66,22 +76,32 @@ impl Plan {
     /// Bytes that a trunk pass over one row reads of its matrices, the LM head's included, as the file stores them: of
     /// experts those that the row chooses, of tables that are looked up nothing.
     pub fn row_bytes(&self) -> u64 {
+        let RowWeights { trunk, head } = self.row_weights();
+        let bytes = |(quant, weights): &(Quant, u64)| weights / quant.block_len() as u64 * quant.block_bytes() as u64;
+        trunk.iter().chain(&head).map(bytes).sum()
+    }
+
+    /// Weights that one row of a trunk pass is multiplied with: of experts those that it chooses.
+    pub fn row_weights(&self) -> RowWeights {
         let all = |id: &MatrixId| {
             let want = &self.matrices[id.index()];
-            (want.n * want.quant.row_bytes(want.k)) as u64 * want.slabs.count as u64
+            (want.quant, (want.n * want.k * want.slabs.count) as u64)
         };
-        let of = |op: &Op| -> u64 {
+        let of = |op: &Op| -> Vec<(Quant, u64)> {
             match op {
-                Op::MatMul { outputs, .. } => outputs.iter().map(|(id, _)| all(id)).sum(),
+                Op::MatMul { outputs, .. } => outputs.iter().map(|(id, _)| all(id)).collect(),
                 Op::Experts(e) => {
-                    let stacks = [Some(e.up), Some(e.down), e.gate].into_iter().flatten();
-                    stacks.map(|id| all(&id) / e.router.experts as u64 * e.router.used as u64).sum()
+                    let stacks = [Some(e.up), Some(e.down), e.gate].into_iter().flatten().map(|id| all(&id));
+                    let (experts, used) = (e.router.experts as u64, e.router.used as u64);
+                    stacks.map(|(quant, weights)| (quant, weights / experts * used)).collect()
                 }
-                _ => 0,
+                _ => Vec::new(),
             }
         };
-        let head: u64 = self.program.head.iter().map(all).sum();
-        self.program.trunk.iter().map(of).sum::<u64>() + head
+        RowWeights {
+            trunk: self.program.trunk.iter().flat_map(of).collect(),
+            head: self.program.head.iter().map(all).collect(),
+        }
     }
 
     /// Plans `stage` of `model`, with the MTP block of `draft` if given, else its own if it has one. A stage that is not

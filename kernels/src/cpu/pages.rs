@@ -24,6 +24,16 @@ unsafe impl Sync for AlignedBytes {}
 impl AlignedBytes {
     /// `len` zero bytes.
     pub(crate) fn zeroed(len: usize) -> Self {
+        Self::advised(len, advise_huge)
+    }
+
+    /// `len` zero bytes in pages of the smallest size.
+    pub(crate) fn in_small_pages(len: usize) -> Self {
+        Self::advised(len, advise_small)
+    }
+
+    /// `advise` speaks to the system about a large range that nobody has touched.
+    fn advised(len: usize, advise: fn(NonNull<u8>, usize)) -> Self {
         if len == 0 {
             return AlignedBytes { start: NonNull::<[u64; 8]>::dangling().cast(), len: 0 };
         }
@@ -32,7 +42,7 @@ impl AlignedBytes {
         let start = unsafe { alloc(layout) };
         let Some(start) = NonNull::new(start) else { handle_alloc_error(layout) };
         if layout.align() == HUGE {
-            advise_huge(start, len);
+            advise(start, len);
         }
         // SAFETY: just allocated, `len` bytes. Written after the advice, so that the first touch makes huge pages.
         unsafe { start.write_bytes(0, len) };
@@ -70,6 +80,12 @@ fn advise_huge(start: NonNull<u8>, len: usize) {
     // SAFETY: the range is ours, and this advice does not change its content. A refusal leaves ordinary pages, which
     // are slower and otherwise the same; there is nothing to do about it.
     unsafe { libc::madvise(start.as_ptr().cast(), len, libc::MADV_HUGEPAGE) };
+}
+
+#[cfg(target_os = "linux")]
+fn advise_small(start: NonNull<u8>, len: usize) {
+    // SAFETY: as in `advise_huge`; a refusal means that the system has no huge pages at all.
+    unsafe { libc::madvise(start.as_ptr().cast(), len, libc::MADV_NOHUGEPAGE) };
 }
 
 /// Elements that start out zero at a multiple of 64 bytes, in huge pages where there are many. Memory is touched only
@@ -117,6 +133,9 @@ impl<T> DerefMut for LazyZeros<T> {
 
 #[cfg(not(target_os = "linux"))]
 fn advise_huge(_: NonNull<u8>, _: usize) {}
+
+#[cfg(not(target_os = "linux"))]
+fn advise_small(_: NonNull<u8>, _: usize) {}
 
 impl Deref for AlignedBytes {
     type Target = [u8];

@@ -1,7 +1,7 @@
 //! Memory of a server with all slots full, planned beside measured, as CSV: `memory --help`.
 //!
 //! `cargo build --release -p engine-bin -p engine-perf && target/release/memory`. Without a model, one of the shape of
-//! Qwen3.5-0.8B is made of random weights in a temporary folder (`engine_perf::qwen35`). Runs `engine-serve` and
+//! Qwen3.5-0.8B is made of random weights in a temporary folder (`engine_perf::model`). Runs `engine-serve` and
 //! `engine-pack` that lie beside it; a debug build measures the same memory, slowly.
 
 use std::error::Error;
@@ -9,11 +9,11 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Parser, ValueEnum};
-use engine_perf::qwen35;
+use engine_perf::model::{Mix, Recipe, Shape};
 use engine_tests::memory::{COMPLETION, Load, measure};
 
-/// Seed of the weights.
-const SEED: u64 = 1;
+/// What is measured where no model is given.
+const RECIPE: Recipe = Recipe { shape: Shape::Qwen35Small, mix: Mix::Q8_0, mtp: true, seed: 1 };
 
 /// Memory of a server with all slots full, planned beside measured, as CSV: a row for each way to hold the weights. An
 /// MTP block drafts even if it does not fit the model (`--mtp-force`), as one of random weights.
@@ -89,7 +89,7 @@ fn run(flags: Flags) -> Result<bool, Box<dyn Error>> {
         None => {
             let path = folder.path().join("random-qwen35-0.8B-Q8_0.gguf");
             eprintln!("writing {}", path.display());
-            qwen35::write(&path, SEED)?;
+            RECIPE.write(&path)?;
             path
         }
     };

@@ -282,6 +282,10 @@ fn bench_says_that_numbers_are_none() {
             ("eval", [&["eval"], &common[..], &["--tokens", tokens, "--out", out]].concat()),
             ("ppl", [&["ppl"], &common[..], &["--tokens", tokens]].concat()),
             ("speed", [&["speed"], &common[..], &["--prefill", "3", "--decode", "2", "--rows", "2"]].concat()),
+            (
+                "roofline",
+                [&["roofline"], &common[..], &["--prefill", "3", "--decode", "2", "--formats", "F32"]].concat(),
+            ),
         ]
         .map(|(verb, flags)| (verb, flags.into_iter().map(str::to_owned).collect::<Vec<_>>()))
     };
@@ -294,7 +298,7 @@ fn bench_says_that_numbers_are_none() {
         }
         fs::remove_file(out).unwrap();
         for (tensor, part, affected) in [
-            ("blk.0.attn_qkv.weight", "trunk", &["eval", "ppl", "speed"][..]),
+            ("blk.0.attn_qkv.weight", "trunk", &["eval", "ppl", "speed", "roofline"][..]),
             ("blk.4.nextn.eh_proj.weight", "MTP block", &["eval"]),
         ] {
             for value in [f32::NAN, f32::INFINITY] {
@@ -333,6 +337,7 @@ fn bench_says_that_numbers_are_none() {
 fn bench_says_a_cause_once() {
     for flags in [
         &["speed", "--model", "no/such.gguf"][..],
+        &["roofline", "--model", "no/such.gguf"],
         &["ppl", "--model", "no/such.gguf", "--tokens", "no/such.json"],
         &["eval", "--model", "no/such.gguf", "--tokens", "no/such.json", "--out", "out"],
     ] {

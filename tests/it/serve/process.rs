@@ -391,10 +391,11 @@ fn a_reader_that_has_gone_is_no_error() {
 /// An error looks the same whoever has it.
 #[test]
 fn errors_begin_alike() {
-    let rows: [(&str, &[&str], i32); 6] = [
+    let rows: [(&str, &[&str], i32); 7] = [
         ("engine-pack", &["inspect", "no-such.gguf"], 3),
         ("engine-pack", &["inspect", "--ctx-size", "1"], 2),
         ("engine-bench", &["speed", "--model", "no-such.gguf"], 3),
+        ("engine-bench", &["roofline", "--model", "no-such.gguf"], 3),
         ("engine-bench", &["ppl", "--model", "no-such.gguf", "--text", "no-such.txt"], 3),
         ("engine-serve", &["--model", "no-such.gguf"], 3),
         ("engine-serve", &["--suffix-min", "9", "--suffix-max", "8"], 2),

@@ -2,3 +2,4 @@
 
 pub(crate) mod lanes;
 pub(crate) mod matmul;
+pub(crate) mod peak;

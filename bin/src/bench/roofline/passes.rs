@@ -1,30 +1,17 @@
-//! The roof over a pass: how fast this machine reads plainly, beside how fast passes read their weights.
+//! How fast the passes of a replay read their weights, beside plain reads.
 //!
-//! A pass over few rows does little with every weight that it reads, so it cannot be faster than reading them. What is
-//! read is taken to be the weights alone, as the file stores them ([`Plan::row_bytes`]); keys, values and states come on
-//! top. Two plain reads are timed with the run's workers: one of a buffer that no cache holds, and one of as many bytes
-//! as a pass reads, over and over, which for a small model is a read of caches.
-//!
-//! Source: S. Williams, A. Waterman, D. Patterson, "Roofline: an insightful visual performance model for multicore
-//! architectures", Communications of the ACM 52 (2009).
+//! What is read is taken to be the weights alone, as the file stores them ([`Plan::row_bytes`]); keys, values and states
+//! come on top. Two plain reads are timed with the run's workers: one of a buffer that no cache holds, and one of as many
+//! bytes as a pass reads, over and over, which for a small model is a read of caches.
 
 use std::collections::BTreeMap;
-use std::hint::black_box;
-use std::time::Instant;
 
 use engine::api::Strategy;
 use engine::exec::Pool;
 use engine::model::plan::Plan;
 
-use super::result::{BenchResult, RooflineFacts};
-
-/// Words of the buffer that no cache holds: 256 MiB.
-const LARGE_WORDS: usize = 256 << 17;
-/// Words that a worker reads at a time: 256 KiB.
-const GRAIN_WORDS: usize = 1 << 15;
-/// Times that the large buffer is read; the fastest counts, since what disturbs a read only makes it longer. As many
-/// bytes are read of the small one.
-const ROUNDS: usize = 4;
+use super::machine::{LARGE, Reader};
+use crate::bench::result::{BenchResult, RooflineFacts};
 
 /// What a pass reads, known before a model is loaded.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -70,23 +57,9 @@ fn passes_ms(result: &BenchResult) -> BTreeMap<usize, f64> {
 
 /// GB a second of plain reads by `threads` workers: of a large buffer, and of `bytes` again and again.
 fn plain_reads(threads: usize, bytes: u64) -> (f64, f64) {
+    let reader = Reader::new(LARGE, true);
     let pool = Pool::new(threads);
-    // Not zeroes: pages that nobody has written are all the same one.
-    let buffer = vec![1u64; LARGE_WORDS];
-    let _awake = pool.pass();
-    let fastest = |words: &[u64], rounds: usize| {
-        let time = |_| {
-            let start = Instant::now();
-            pool.split(words.len(), GRAIN_WORDS, |piece| {
-                black_box(words[piece].iter().fold(0u64, |sum, word| sum.wrapping_add(*word)));
-            });
-            start.elapsed().as_secs_f64()
-        };
-        size_of_val(words) as f64 / (0..rounds).map(time).fold(f64::MAX, f64::min).max(1e-9) / 1e9
-    };
-    let memory = fastest(&buffer, ROUNDS);
-    let words = usize::try_from(bytes / 8).unwrap_or(LARGE_WORDS).clamp(1, LARGE_WORDS);
-    (memory, fastest(&buffer[..words], ROUNDS * LARGE_WORDS / words.max(GRAIN_WORDS)))
+    (reader.gb_s(&pool, LARGE as u64), reader.gb_s(&pool, bytes))
 }
 
 #[cfg(test)]
