@@ -15,8 +15,8 @@ pub enum Shape {
     /// 0.25 of them)
     #[value(name = "qwen35moe-3b")]
     Qwen35Moe,
-    /// After Nemotron 3 Super: Mamba-2, attention, 64 experts in a latent space of which 6; 1.5 billion weights
-    #[value(name = "nemotron-h-moe-1.5b")]
+    /// After Nemotron 3 Super: Mamba-2, attention, 64 experts in a latent space of which 6; 1.6 billion weights
+    #[value(name = "nemotron-h-moe-1.6b")]
     NemotronH,
 }
 

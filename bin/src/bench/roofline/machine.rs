@@ -1,11 +1,12 @@
 //! What the machine does at best: plain reads, and arithmetic in registers.
 
-use std::fs;
 use std::hint::black_box;
+use std::path::Path;
 use std::time::Instant;
 
 use engine::exec::{Isa, Pool};
 use engine::probe::{ReadBuffer, fma_chains, fma_per_turn, int8_chains, int8_per_turn};
+use engine_io::plain;
 use serde::Serialize;
 
 /// Bytes of a buffer that no cache holds.
@@ -20,6 +21,9 @@ const ROUNDS_ARITHMETIC: usize = 50;
 /// Turns of arithmetic that a worker does at a time, some ten microseconds, and how often each does.
 const TURNS: usize = 5_000;
 const PIECES: usize = 8;
+
+/// Longest file that the system tells something in.
+const SYSTEM_BYTES_MAX: u64 = 1 << 20;
 
 /// A machine.
 #[derive(Clone, PartialEq, Debug, Serialize)]
@@ -151,7 +155,7 @@ pub(super) fn fastest(pool: &Pool, rounds: usize, mut work: impl FnMut()) -> f64
 
 /// Bytes of this process in huge pages of its own, where the system tells.
 fn huge_bytes() -> Option<u64> {
-    let told = fs::read_to_string("/proc/self/smaps_rollup").ok()?;
+    let told = plain::text(Path::new("/proc/self/smaps_rollup"), SYSTEM_BYTES_MAX).ok()?;
     let line = told.lines().find_map(|line| line.strip_prefix("AnonHugePages:"))?;
     let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
     Some(kib << 10)
