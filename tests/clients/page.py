@@ -72,14 +72,24 @@ def stops(page):
 def refused(page):
     """An error is read out in the server's words, and what was not answered can be sent again."""
     why = "the model is resting; ask again in a minute"
-    page.route("**/v1/chat/completions", lambda route: route.fulfill(status=503, json={"error": {"message": why}}))
+    # In the page itself: what a driver intercepts from outside has passed it by on a busy machine.
+    page.evaluate(
+        """(why) => {
+        const ask = window.fetch;
+        window.fetch = (url, how) => {
+          if (!String(url).endsWith('/v1/chat/completions')) return ask(url, how);
+          window.fetch = ask;
+          return Promise.resolve(Response.json({ error: { message: why } }, { status: 503 }));
+        };
+        }""",
+        why,
+    )
     page.keyboard.press("Enter")
     until(page, "document.querySelector('article.assistant .error')")
     wait_idle(page)
     check(page.locator(".error[role=alert]").inner_text() == why, "the error is the server's")
     check("waiting" not in page.locator("article.assistant").inner_text(), "nothing is waited for behind an error")
     check(page.locator("#prompt").input_value() == PROMPT, "what was not answered is in the message again")
-    page.unroute("**/v1/chat/completions")
 
 
 def chat(page, base, strategies, where, shot):
@@ -134,11 +144,14 @@ def chat(page, base, strategies, where, shot):
     check("complete" in page.locator("#spoken").inner_text(), "the end of an answer is announced")
     check(page.evaluate("document.activeElement.id") == "prompt", "the focus goes back to the message")
 
-    def endless(route):
-        route.continue_(post_data=json.dumps({**route.request.post_data_json, "ignore_eos": True}))
-
     # However short the model would be.
-    page.route("**/v1/chat/completions", endless)
+    page.evaluate(
+        """() => {
+        const ask = window.fetch;
+        const endless = (how) => ({ ...how, body: JSON.stringify({ ...JSON.parse(how.body), ignore_eos: true }) });
+        window.fetch = (url, how) => ask(url, String(url).endsWith('/v1/chat/completions') ? endless(how) : how);
+        }"""
+    )
     page.keyboard.type("And now write all of it once more, a hundred times.")
     press_until(page, "Tab", "limit")
     page.keyboard.press("Control+A")
@@ -284,7 +297,7 @@ def run(browser, base, strategies, scheme, width, shots):
     shot("focus")
     foreign = [url for url in asked if not url.startswith((base + "/", "data:"))]
     check(foreign == [], f"{where}: requests to others: {foreign}")
-    check(len(said) == 1 and "status of 503" in said[0], f"{where}: the console says more than that a request was refused: {said}")
+    check(said == [], f"{where}: the console says something: {said}")
     context.close()
 
 
