@@ -83,8 +83,9 @@ impl Delta {
         Self { committed, home: Some(home) }
     }
 
-    /// The content, for keeps.
+    /// The content, for keeps: its memory does not come back.
     pub fn into_committed(mut self) -> Committed {
+        self.home = None;
         std::mem::take(&mut self.committed)
     }
 }
@@ -129,5 +130,26 @@ impl Clone for Delta {
 impl PartialEq for Delta {
     fn eq(&self, other: &Self) -> bool {
         self.committed == other.committed
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_comes_back_empty_and_with_its_room_unless_it_is_kept() {
+        let shelf: Shelf = Arc::new(ArrayQueue::new(1));
+        let filled =
+            || Committed { tokens: vec![TokenId(1); 5], drafted: 3, cuts: vec![1; 5], ..Committed::with_room(5) };
+        let kept = Delta::new(filled(), Arc::clone(&shelf)).into_committed();
+        assert_eq!((kept, shelf.len()), (filled(), 0), "what is kept leaves nothing without room on the shelf");
+        drop(Delta::from(filled()));
+        drop(Delta::new(filled(), Arc::clone(&shelf)).clone());
+        assert_eq!(shelf.len(), 1, "a copy has no home");
+        // A full shelf takes no more.
+        drop(Delta::new(filled(), Arc::clone(&shelf)));
+        let back = shelf.pop().expect("one came back");
+        assert!(back == Committed::default() && back.tokens.capacity() >= 5 && shelf.is_empty());
     }
 }

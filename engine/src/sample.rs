@@ -170,17 +170,14 @@ fn sample(
     if !scale.is_finite() {
         return pick(logits, mask);
     }
-    let weight_of = |i: u32| {
-        let x = (f64::from(logits[i as usize]) - f64::from(max)) * scale;
-        if x < -CUT { 0.0 } else { exp(x) }
-    };
+    let x_of = |i: u32| (f64::from(logits[i as usize]) - f64::from(max)) * scale;
+    let weight_of = |i: u32| if x_of(i) < -CUT { 0.0 } else { exp(x_of(i)) };
     weight.clear();
     weight.extend(id.iter().map(|&i| weight_of(i)));
 
     if filters.typical_p < 1.0 {
         // Surprise is `ln(total) - x`, and the entropy `ln(total) - mean`: their distance needs no logarithm.
         let total: f64 = weight.iter().sum();
-        let x_of = |i: u32| (f64::from(logits[i as usize]) - f64::from(max)) * scale;
         let weighted = |(&i, &w): (&u32, &f64)| if w > 0.0 { w * x_of(i) } else { 0.0 };
         let mean = id.iter().zip(weight.iter()).map(weighted).sum::<f64>() / total;
         let order = |a: u32, b: u32| {

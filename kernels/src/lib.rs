@@ -18,6 +18,6 @@ mod test_windows;
 pub use cpu::detect::Isa;
 pub use cpu::pool::{Pass, Pool};
 pub use input::{Input, InputScratch};
-pub use matmul::{Product, matmul, scratch_bytes};
+pub use matmul::{OUTPUTS, Product, matmul, scratch_bytes};
 pub use matrix::{Matrix, ShapeError, SharedBytes};
 pub use quant::{Activation, Quant};

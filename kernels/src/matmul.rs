@@ -7,7 +7,7 @@
 use smallvec::SmallVec;
 
 use crate::cpu::detect::Isa;
-use crate::cpu::groups::{OUTPUTS, Piece, for_each_piece};
+use crate::cpu::groups::{Piece, for_each_piece};
 use crate::cpu::matmul::{Group, Weights, dequantize, kernel, pack};
 use crate::cpu::pages::as_bytes;
 use crate::cpu::pool::Pool;
@@ -15,6 +15,9 @@ use crate::input::{Acts, Form, Input, InputScratch, TILE_ROWS, WorkerScratch, ac
 use crate::matrix::{Matrix, Storage};
 use crate::panel::LANES;
 use crate::quant::{Activation, Family, Quant, step_16, step_32, step_256, step_float};
+
+/// Matrices that one call multiplies an input with without an allocation.
+pub const OUTPUTS: usize = 8;
 
 /// Tiles that are multiplied with one group before the next group comes.
 const BLOCK_TILES: usize = 8;

@@ -3,7 +3,6 @@
 use std::ops::{Deref, Range};
 use std::sync::Arc;
 
-use bumpalo::Bump;
 use thiserror::Error;
 
 use crate::cpu::detect::Isa;
@@ -191,19 +190,18 @@ impl Matrix {
         }
     }
 
-    /// Expands row `i`: embedding lookup. What is in panels is gathered in `lists`.
+    /// Expands row `i`: embedding lookup. What is in panels is gathered in `bytes`, [`Self::row_bytes`] long.
     ///
     /// # Panics
     /// If `i >= n` or `dst` is not `k` long.
-    pub fn dequantize_row(&self, i: usize, lists: &Bump, dst: &mut [f32]) {
+    pub fn dequantize_row(&self, i: usize, bytes: &mut [u8], dst: &mut [f32]) {
         assert_eq!(dst.len(), self.k, "a row of {}", self.k);
         assert!(i < self.n, "row {i} of {}", self.n);
         let row = match &self.storage {
             Storage::Rows(bytes) => &(**bytes).as_ref()[i * self.row_bytes()..][..self.row_bytes()],
             Storage::Panels(_) => {
-                let row = lists.alloc_slice_fill_copy(self.row_bytes(), 0);
-                self.copy_row(i, row);
-                row
+                self.copy_row(i, bytes);
+                &*bytes
             }
         };
         self.stored().dequantize(row, dst);
@@ -233,7 +231,7 @@ impl Matrix {
     }
 
     /// Bytes of a row as it is stored.
-    pub(crate) fn row_bytes(&self) -> usize {
+    pub fn row_bytes(&self) -> usize {
         self.stored().row_bytes(self.k)
     }
 

@@ -538,18 +538,18 @@ impl Server {
         if matches!(exit, Exit::Signal(_)) {
             return exit;
         }
+        let stuck = Instant::now() + STUCK_TIME;
+        while self.text.as_ref().is_some_and(|text| !text.is_finished()) {
+            if Instant::now() > stuck {
+                tracing::error!(
+                    "the text thread is stuck in a request that nobody waits for; it goes with the process"
+                );
+                return exit;
+            }
+            thread::sleep(Duration::from_millis(2));
+        }
         // The recorder ends when `text` has, and writes what still waits.
         for (name, thread) in [("text", self.text), ("record", self.recorder)] {
-            let stuck = Instant::now() + STUCK_TIME;
-            while name == "text" && thread.as_ref().is_some_and(|thread| !thread.is_finished()) {
-                if Instant::now() > stuck {
-                    tracing::error!(
-                        "the text thread is stuck in a request that nobody waits for; it goes with the process"
-                    );
-                    return exit;
-                }
-                std::thread::sleep(Duration::from_millis(2));
-            }
             if thread.is_some_and(|thread| thread.join().is_err()) {
                 tracing::error!("the {name} thread panicked");
                 return Exit::Internal;

@@ -11,8 +11,7 @@ use engine_kernels::ops::kv_cache::KvCache;
 use engine_kernels::ops::ngram::gate_values;
 use engine_kernels::ops::norm::{layer_norm, rms_norm, rms_norm_in_place, rms_norm_streams};
 use engine_kernels::ops::rope::{Rope, RopeTable};
-use engine_kernels::{Activation, Input, InputScratch, Isa, Matrix, Pool, matmul};
-
+use engine_kernels::{Activation, Input, InputScratch, Isa, Matrix, OUTPUTS, Pool, matmul};
 use smallvec::SmallVec;
 
 use crate::ids::TokenId;
@@ -26,9 +25,6 @@ use super::ngrams::Ngrams;
 use super::recurrent::Recurrent;
 use super::sizes::{LogitSizes, Shapes, attention_bytes, products};
 use super::sparse::{Sparse, SparseOp};
-
-/// Products of one input.
-const OUTPUTS: usize = 8;
 
 /// The rows of one pass and who they belong to.
 pub struct Batch<'a> {
@@ -149,9 +145,12 @@ impl Machine {
             Op::Embed { table, dst } => {
                 let table = weights.matrix(table);
                 let width = self.width[dst.index()];
-                for (token, row) in batch.token.iter().zip(self.rows_mut(dst, rows).chunks_exact_mut(width)) {
-                    pool.lists(|lists| table.dequantize_row(token.index(), lists, row));
-                }
+                pool.lists(|lists| {
+                    let bytes = lists.alloc_slice_fill_copy(table.row_bytes(), 0);
+                    for (token, row) in batch.token.iter().zip(self.rows_mut(dst, rows).chunks_exact_mut(width)) {
+                        table.dequantize_row(token.index(), bytes, row);
+                    }
+                });
             }
             Op::RmsNorm { src, weight, dst } => {
                 let (weight, eps) = (weights.vector(weight), model.program.norm_eps);

@@ -92,6 +92,7 @@ impl Machine {
         let pool = self.pool();
         pool.lists(|lists| {
             let named = lists.alloc_slice_fill_copy(ngrams.hash.heads.len(), 0);
+            let bytes = lists.alloc_slice_fill_copy(table.row_bytes(), 0);
             let width = self.width[dst.index()];
             let dst = self.rows_mut(dst, batch.token.len());
             for segment in batch.states {
@@ -100,7 +101,7 @@ impl Machine {
                     ngrams.hash.rows(batch.token[row].0, before, named);
                     let parts = dst[row * width..(row + 1) * width].chunks_exact_mut(table.k());
                     for (part, &at) in parts.zip(&*named) {
-                        pool.lists(|lists| table.dequantize_row(at as usize, lists, part));
+                        table.dequantize_row(at as usize, bytes, part);
                     }
                 }
             }

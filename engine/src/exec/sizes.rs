@@ -94,6 +94,53 @@ pub fn checkpoints_beside_kv(program: &Program, limits: &Limits, options: &ExecO
     (kv / 4).checked_div(checkpoint_bytes(program, limits)).unwrap_or(0)
 }
 
+/// What an operation works in beside the row buffers and caches.
+enum Scratch<'a> {
+    /// Products of the rows of a buffer.
+    Products { src: BufferId, outputs: &'a [(MatrixId, BufferId)] },
+    /// Products of experts, any of which every row may choose.
+    Experts([Option<MatrixId>; 3]),
+    /// Attention of these query heads.
+    Attention { layer: usize, query: BufferId, head_dim: usize },
+    /// The memory of its layer, or none.
+    Own,
+}
+
+fn scratch(op: &Op) -> Scratch<'_> {
+    match *op {
+        Op::MatMul { src, ref outputs } => Scratch::Products { src, outputs },
+        Op::Experts(e) => Scratch::Experts([e.gate, Some(e.up), Some(e.down)]),
+        Op::Attention { layer, query, head_dim, .. } | Op::SparseAttention { layer, query, head_dim, .. } => {
+            Scratch::Attention { layer, query, head_dim }
+        }
+        Op::Embed { .. }
+        | Op::RmsNorm { .. }
+        | Op::LayerNorm { .. }
+        | Op::Concat { .. }
+        | Op::RmsNormStreams { .. }
+        | Op::Repeat { .. }
+        | Op::Squash { .. }
+        | Op::Collapse { .. }
+        | Op::Combine { .. }
+        | Op::Ngrams { .. }
+        | Op::GateValues { .. }
+        | Op::Convolution { .. }
+        | Op::StoreIndex { .. }
+        | Op::AddBias { .. }
+        | Op::SplitGate { .. }
+        | Op::SplitColumns { .. }
+        | Op::Rope { .. }
+        | Op::StoreKv { .. }
+        | Op::DeltaNet { .. }
+        | Op::Mamba2 { .. }
+        | Op::SigmoidMul { .. }
+        | Op::SigmoidMulRows { .. }
+        | Op::ReluSquared { .. }
+        | Op::SiluMul { .. }
+        | Op::Add { .. } => Scratch::Own,
+    }
+}
+
 /// The products of a pass, as far as their scratch memory goes.
 pub fn products(program: &Program, shapes: &Shapes, limits: &Limits) -> Vec<Product> {
     let rows = limits.step_rows;
@@ -101,17 +148,13 @@ pub fn products(program: &Program, shapes: &Shapes, limits: &Limits) -> Vec<Prod
     let heads = program.head.iter().copied().chain(program.mtp.iter().map(|mtp| mtp.head));
     let mut out: Vec<Product> = heads.map(|head| shapes.product(head, logit_rows)).collect();
     for op in program.ops() {
-        match *op {
-            Op::MatMul { src, ref outputs } => out.extend(outputs.iter().map(|&(id, _)| {
+        match scratch(op) {
+            Scratch::Products { src, outputs } => out.extend(outputs.iter().map(|&(id, _)| {
                 let product = shapes.product(id, rows);
                 Product { rows: rows * (program.width(src) / product.k.max(1)), ..product }
             })),
-            // An expert may be chosen by every row.
-            Op::Experts(e) => {
-                let all = [e.gate, Some(e.up), Some(e.down)].into_iter().flatten();
-                out.extend(all.map(|id| shapes.product(id, rows)));
-            }
-            _ => {}
+            Scratch::Experts(all) => out.extend(all.into_iter().flatten().map(|id| shapes.product(id, rows))),
+            Scratch::Attention { .. } | Scratch::Own => {}
         }
     }
     out
@@ -119,12 +162,12 @@ pub fn products(program: &Program, shapes: &Shapes, limits: &Limits) -> Vec<Prod
 
 /// Bytes of the largest [`AttentionScratch`].
 pub fn attention_bytes(program: &Program, limits: &Limits, options: &ExecOptions) -> usize {
-    let bytes = |op: &Op| match *op {
-        Op::Attention { layer, query, head_dim, .. } | Op::SparseAttention { layer, query, head_dim, .. } => {
+    let bytes = |op: &Op| match scratch(op) {
+        Scratch::Attention { layer, query, head_dim } => {
             let heads = program.width(query) / head_dim;
             AttentionScratch::bytes_for(options.threads, program.kv[layer], heads, limits.context)
         }
-        _ => 0,
+        Scratch::Products { .. } | Scratch::Experts(_) | Scratch::Own => 0,
     };
     program.ops().map(bytes).max().unwrap_or(0)
 }

@@ -6,10 +6,8 @@ use std::ops::Range;
 use smallvec::SmallVec;
 
 use super::pool::Pool;
+use crate::matmul::OUTPUTS;
 use crate::panel::LANES;
-
-/// Outputs of one call without an allocation.
-pub(crate) const OUTPUTS: usize = 8;
 
 /// One `[rows][n]` output matrix.
 struct Output {

@@ -182,13 +182,12 @@ fn count() {
     println!("{} rooms counted", judged.planned.len());
 }
 
-#[test]
-fn what_is_allocated_is_what_is_planned() {
+/// Runs the test `name` in a process where nobody else allocates: there it calls `count`, whose output has `done` in it.
+pub(super) fn alone(name: &str, done: &str, count: impl FnOnce()) {
     const ALONE: &str = "SLIPSTREAM_COUNT_ALONE";
     if std::env::var_os(ALONE).is_some() {
         return count();
     }
-    let name = "memory::counted::what_is_allocated_is_what_is_planned";
     let output = process::Command::new(std::env::current_exe().unwrap())
         .args(["--exact", name, "--nocapture", "--test-threads", "1"])
         .env(ALONE, "1")
@@ -196,6 +195,11 @@ fn what_is_allocated_is_what_is_planned() {
         .unwrap();
     let text = String::from_utf8_lossy(&output.stdout);
     let errors = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success() && text.contains(" rooms counted"), "{text}\n{errors}");
+    assert!(output.status.success() && text.contains(done), "{text}\n{errors}");
     eprintln!("{text}");
+}
+
+#[test]
+fn what_is_allocated_is_what_is_planned() {
+    alone("memory::counted::what_is_allocated_is_what_is_planned", " rooms counted", count);
 }

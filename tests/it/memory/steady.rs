@@ -1,8 +1,8 @@
 //! Allocations of ticks once everything is warm: none, whoever drafts, whatever the model is made of.
 
 use std::sync::Arc;
+use std::thread;
 use std::time::Duration;
-use std::{process, thread};
 
 use crossbeam::channel::bounded;
 use engine::api::{Command, Sampling, Strategy, Submission, WindowPolicy};
@@ -17,7 +17,7 @@ use engine_tests::fixtures::fixture;
 use engine_tests::toy::Rig;
 use parking_lot::Mutex;
 
-use super::counted::ALLOCATOR;
+use super::counted::{ALLOCATOR, alone};
 
 /// Ticks until everything has its size, and ticks that are counted.
 const WARM: usize = 20;
@@ -126,18 +126,5 @@ fn count() {
 
 #[test]
 fn a_warm_tick_allocates_nothing() {
-    const ALONE: &str = "SLIPSTREAM_STEADY_ALONE";
-    if std::env::var_os(ALONE).is_some() {
-        return count();
-    }
-    let name = "memory::steady::a_warm_tick_allocates_nothing";
-    let output = process::Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", name, "--nocapture", "--test-threads", "1"])
-        .env(ALONE, "1")
-        .output()
-        .unwrap();
-    let text = String::from_utf8_lossy(&output.stdout);
-    let errors = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success() && text.contains(" cells without an allocation"), "{text}\n{errors}");
-    eprintln!("{text}");
+    alone("memory::steady::a_warm_tick_allocates_nothing", " cells without an allocation", count);
 }
